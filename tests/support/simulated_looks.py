@@ -57,6 +57,7 @@ def look(ranks: Simulation, drift: int) -> Poll:
             rank=rank,
             records=merge(recorded.get(rank, ()), [_logged(ranks, entry) for entry in ranks.log[rank]]),
             exited=rank in gone,
+            outside_training=rank in gone and rank != ranks.leaves,
             in_backward=asleep,
         )
     assumed = {rank: without_other_threads(position) for rank, position in positions.items()}

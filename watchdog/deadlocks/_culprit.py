@@ -6,7 +6,7 @@ rank where the records do not tell.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from itertools import combinations
 
 from grpo_run.watchdog.deadlocks.collectives import BACKWARD, DEFAULT_GROUP, Collective, can_meet
@@ -24,35 +24,43 @@ Records = Sequence[Collective]
 
 
 def find_culprits(
-    stuck: Mapping[int, Collective], records: Mapping[int, Records], *, world_size: int
+    stuck: Mapping[int, Collective],
+    records: Mapping[int, Records],
+    *,
+    world_size: int,
+    unmet: Collection[tuple[int, int]] = (),
 ) -> tuple[int, ...]:
     """Return the ranks at fault; empty if the records do not tell.
 
-    Three or more ranks that could all be in any of these collectives are decided by majority: the most common
-    collective is right. Two ranks, or a tie, are decided by `find_departed_rank`.
+    Ranks without a fault issue the same collectives in the same order, however far each has come, so one of
+    two that differ is at fault. If one rank differs from several that do not differ from one another, it is
+    that one. Of two ranks, or in a tie, only earlier steps can tell (`_departed`).
 
     Args:
         stuck: the collective that each deadlocked rank is in.
         records: all collectives that each rank enqueued, oldest first.
+        unmet: pairs of a rank and one that it waits for, which will issue nothing more.
     """
-    voters = [
-        rank
-        for rank in sorted(stuck)
-        if all(is_member(rank, collective, records[rank], world_size) for collective in stuck.values())
+    ranks = sorted({*stuck, *(rank for pair in unmet for rank in pair)})
+    pairs = [
+        (one, other, *_compared(one, records[one], other, records[other], world_size=world_size))
+        for one, other in combinations(ranks, 2)
     ]
-    if len(voters) < 2:
-        return ()
-    camps = _camps(voters, stuck, _same_place)
-    if len(voters) > 2:
-        majority = _largest(camps) or _largest(_camps(voters, stuck, _same_line))
+    # a rank may reach a collective on a line of its own; this says less than another operation does
+    for by_line in (False, True):
+        differing: dict[int, set[int]] = {}
+        for one, other, first, second in pairs:
+            ended = (one, other) in unmet or (other, one) in unmet
+            if ended or _difference(first, second, by_line=by_line) is not None:
+                differing.setdefault(one, set()).add(other)
+                differing.setdefault(other, set()).add(one)
+        majority = _majority(differing)
         if majority:
-            return tuple(rank for rank in voters if rank not in majority)
+            return tuple(rank for rank in sorted(differing) if rank not in majority)
     blamed: set[int] = set()
     cleared: set[int] = set()
-    for one, other in combinations(voters, 2):
-        if any(one in camp and other in camp for camp in camps):
-            continue
-        wrong = find_departed_rank(one, records[one], other, records[other], world_size=world_size)
+    for one, other, first, second in pairs:
+        wrong = _departed(one, first, other, second)
         if wrong is not None:
             blamed.add(wrong)
             cleared.add(other if wrong == one else one)
@@ -68,51 +76,43 @@ def is_member(rank: int, collective: Collective, records: Records, world_size: i
     return any(record.group == collective.group for record in records)
 
 
-def _same_place(one: Collective, other: Collective) -> bool:
-    return (one.group, one.sequence) == (other.group, other.sequence) and can_meet(one, other)
-
-
-def _same_line(one: Collective, other: Collective) -> bool:
-    return _same_place(one, other) and _line(one.location) == _line(other.location)
-
-
-def _camps(
-    voters: Iterable[int], stuck: Mapping[int, Collective], alike: Callable[[Collective, Collective], bool]
-) -> list[list[int]]:
-    """Partition the ranks by the collective that they are in."""
-    camps: list[list[int]] = []
-    for rank in voters:
-        for camp in camps:
-            if alike(stuck[camp[0]], stuck[rank]):
-                camp.append(rank)
-                break
-        else:
-            camps.append([rank])
-    return camps
-
-
-def _largest(camps: Sequence[list[int]]) -> list[int]:
-    """The camp with more ranks than any other; empty on a tie or if there is only one camp."""
-    ordered = sorted(camps, key=len, reverse=True)
+def _majority(differing: Mapping[int, set[int]]) -> list[int]:
+    """The largest set of ranks that differ from the same ones; empty on a tie."""
+    camps: dict[frozenset[int], list[int]] = {}
+    for rank, others in differing.items():
+        camps.setdefault(frozenset(others), []).append(rank)
+    ordered = sorted(camps.values(), key=len, reverse=True)
     return ordered[0] if len(ordered) > 1 and len(ordered[0]) > len(ordered[1]) else []
 
 
-def find_departed_rank(
+def _compared(
     one: int, ours: Records, other: int, theirs: Records, *, world_size: int
-) -> int | None:
+) -> tuple[Records, Records]:
+    """What two ranks issued in groups of both, from the first collective on that both retain."""
+    first, second = _shared(ours, other, theirs, world_size), _shared(theirs, one, ours, world_size)
+    first, second = _without_gaps(first, second), _without_gaps(second, first)
+    start, other_start = _first_common(first, second), _first_common(second, first)
+    if start is None or other_start is None:
+        return first, second
+    return first[start:], second[other_start:]
+
+
+def _difference(first: Records, second: Records, *, by_line: bool = True) -> int | None:
+    """Index of the first difference; None if one rank has issued what the other has, and perhaps more."""
+    place = min(
+        _first_difference(one, two, by_line=by_line) for one, two in ((first, second), (second, first))
+    )
+    return place if place < min(len(first), len(second)) else None
+
+
+def _departed(one: int, first: Records, other: int, second: Records) -> int | None:
     """Return the rank of two that departed from what both did earlier in the same context, or None.
 
     The context is the longest sequence of collectives (at most `LONGEST_CONTEXT`) before the first difference
     that also occurs earlier. What followed it there is the established behavior.
     """
-    first, second = _shared(ours, other, theirs, world_size), _shared(theirs, one, ours, world_size)
-    first, second = _without_gaps(first, second), _without_gaps(second, first)
-    start, other_start = _first_common(first, second), _first_common(second, first)
-    if start is None or other_start is None:
-        return None
-    first, second = first[start:], second[other_start:]
-    difference = min(_first_difference(first, second), _first_difference(second, first))
-    if difference >= min(len(first), len(second)):
+    difference = _difference(first, second)
+    if difference is None:
         return None
     # calls from one line look alike: a rank that left out the first of several is found by the order of its
     # calls across groups
@@ -155,7 +155,7 @@ def _first_common(ours: Records, theirs: Records) -> int | None:
     return next((i for i, record in enumerate(ours) if (record.group, record.sequence) in places), None)
 
 
-def _first_difference(ours: Records, theirs: Records) -> int:
+def _first_difference(ours: Records, theirs: Records, *, by_line: bool) -> int:
     """Index of our first collective that the other rank lacks or has in another form, or the length.
 
     Two lines for one collective are no difference in a program whose ranks reach it on different branches.
@@ -172,6 +172,8 @@ def _first_difference(ours: Records, theirs: Records) -> int:
         counterpart = places.get((record.group, record.sequence))
         if counterpart is None or not can_meet(record, counterpart):
             return i
+        if not by_line:
+            continue
         lines = _line(record.location), _line(counterpart.location)
         if None in lines or lines[0] == lines[1] or lines in branches:
             continue

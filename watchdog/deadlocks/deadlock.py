@@ -79,40 +79,51 @@ def describe_deadlock(
     culprits: Sequence[int],
     locations: Mapping[int, Location],
     *,
-    exited: bool,
-    exited_ranks: AbstractSet[int],
+    absent: AbstractSet[int],
+    exited: AbstractSet[int],
 ) -> str:
     """Return what keeps the ranks in `stuck` from continuing, as one sentence.
 
     Args:
-        exited: the culprits have exited or are outside training.
-        exited_ranks: ranks whose process has exited.
+        absent: ranks that are waited for and that have exited or are outside training.
+        exited: ranks whose process has exited.
     """
-    right = [rank for rank in sorted(stuck) if rank not in culprits]
-    if exited:
-        have, pronoun = ("has", "it") if len(culprits) == 1 else ("have", "them")
-        verb = "exited" if all(rank in exited_ranks for rank in culprits) else "left training"
+    doubt = "" if culprits else "; the records do not tell which is at fault"
+    if absent:
+        have, pronoun = ("has", "it") if len(absent) == 1 else ("have", "them")
+        gone = f"{rank_names(sorted(absent))} {have} {'exited' if absent <= exited else 'left training'}"
+        wrong = [rank for rank in sorted(stuck) if rank in culprits and rank not in absent]
+        if wrong:
+            return f"Deadlock: {_clause(wrong, stuck, locations)} while {gone}."
+        right = [rank for rank in sorted(stuck) if rank not in absent]
         waits = [
             f"{rank_names(ranks)} {'waits' if len(ranks) == 1 else 'wait'} for {pronoun} in {place}"
             for place, ranks in _places(right, stuck, locations, inputs=False).items()
         ]
-        return f"Deadlock: {rank_names(culprits)} {have} {verb} while {join_words(waits)}."
+        return f"Deadlock: {gone} while {join_words(waits)}{doubt}."
+    right = [rank for rank in sorted(stuck) if rank not in culprits]
     inputs = len({(here.group, here.sequence, here.operation) for here in stuck.values()}) == 1
     wrong = [rank for rank in sorted(culprits) if rank in stuck] or right[:1]
     if not culprits:  # ranks in the same place as the first rank belong to its side
         sides = _places(right, stuck, locations, inputs=inputs)
         wrong = next(iter(sides.values()))
         right = [rank for rank in right if rank not in wrong]
-    clauses = [
-        join_words(
-            f"{rank_names(ranks)} {'is' if len(ranks) == 1 else 'are'} in {place}"
-            for place, ranks in _places(side, stuck, locations, inputs=inputs).items()
-        )
-        for side in (wrong, right)
-        if side
-    ]
-    doubt = "" if culprits else "; the records do not tell which is at fault"
+    clauses = [_clause(side, stuck, locations, inputs=inputs) for side in (wrong, right) if side]
     return f"Deadlock: {' while '.join(clauses)}{doubt}."
+
+
+def _clause(
+    ranks: Sequence[int],
+    stuck: Mapping[int, Collective],
+    locations: Mapping[int, Location],
+    *,
+    inputs: bool = False,
+) -> str:
+    """Say where ranks are."""
+    return join_words(
+        f"{rank_names(there)} {'is' if len(there) == 1 else 'are'} in {place}"
+        for place, there in _places(ranks, stuck, locations, inputs=inputs).items()
+    )
 
 
 def _places(

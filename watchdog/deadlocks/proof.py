@@ -10,6 +10,7 @@ fault.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from collections.abc import Set as AbstractSet
 from itertools import combinations
 
 from grpo_run.watchdog.causes import Cause
@@ -71,9 +72,9 @@ def _find_mismatch(ranks: ObservedRanks) -> Deadlock | None:
     stuck = {rank: record for rank, record in here.items() if share_group(one, here[one], rank, record)}
     # an exited rank may have been aborted by this mismatch: its exit does not tell which rank is at
     # fault
-    outside_training = tuple(rank for rank in stuck if ranks.positions[rank].outside_training)
-    early = 0 < len(outside_training) < len(stuck)
-    culprits = outside_training if early else find_culprits(stuck, ranks.records, world_size=len(ranks.world))
+    culprits = find_culprits(stuck, ranks.records, world_size=len(ranks.world))
+    outside_training = {rank for rank in stuck if ranks.positions[rank].outside_training}
+    early = len(outside_training) < len(stuck) and len(culprits) > 0 and outside_training.issuperset(culprits)
     wrong = next((rank for rank in (one, other) if rank in culprits), one)
     right = next(rank for rank in stuck if not can_meet(stuck[wrong], stuck[rank]))
     mismatch = (
@@ -137,16 +138,21 @@ def _find_circular_wait(ranks: ObservedRanks) -> Deadlock | None:
             if is_held_up(blocked, here):
                 stuck.setdefault(blocked.rank, here)
                 waits += [(blocked.rank, rank) for rank in missing[blocked, here][0] if is_stuck(rank)]
-    exited = {rank for _, rank in waits if rank in ranks.exited}
-    if not exited:
+    absent = {rank for _, rank in waits if rank in ranks.exited}
+    # a rank without a fault does not exit inside training; that a script is over says nothing
+    left = {rank for rank in absent if not ranks.positions[rank].outside_training}
+    if left:
+        return _deadlock(ranks, Cause.rank_exited_early, tuple(sorted(left)), stuck, absent=left)
+    unmet = {(waiter, rank) for waiter, rank in waits if rank in absent}
+    culprits = find_culprits(stuck, ranks.records, world_size=len(ranks.world), unmet=unmet)
+    if not absent:
         outside_training = {rank for rank in stuck if ranks.positions[rank].outside_training}
-        exited = {
+        absent = {
             rank for waiter, rank in waits if rank in outside_training and waiter not in outside_training
         }
-    if exited:
-        return _deadlock(ranks, Cause.rank_exited_early, tuple(sorted(exited)), stuck, exited=True)
-    culprits = find_culprits(stuck, ranks.records, world_size=len(ranks.world))
-    return _deadlock(ranks, Cause.collective_missing_rank, culprits, stuck)
+    early = bool(absent) and absent.issuperset(culprits)
+    cause = Cause.rank_exited_early if early else Cause.collective_missing_rank
+    return _deadlock(ranks, cause, culprits, stuck, absent=absent)
 
 
 def _times_out(record: Collective) -> bool:
@@ -160,11 +166,11 @@ def _deadlock(
     stuck: Mapping[int, Collective],
     *,
     mismatch: str | None = None,
-    exited: bool = False,
+    absent: AbstractSet[int] = frozenset(),
 ) -> Deadlock:
     at = ranks.current(stuck)
     locations = ranks.locations(at)
-    sentence = describe_deadlock(stuck, culprits, locations, exited=exited, exited_ranks=ranks.exited)
+    sentence = describe_deadlock(stuck, culprits, locations, absent=absent, exited=ranks.exited)
     last_calls = describe_last_calls(_last_calls(ranks, stuck))
     return Deadlock(
         cause=cause,

@@ -321,7 +321,9 @@ class CollectiveRecords:
             records=self._merge(rank, recorded or (), log or ()) if observed else None,
             issued=self._ranks.board.messages_sent(self._ranks.local_ranks[rank]) if observed else {},
             exited=exited,
-            outside_training=slot is not None and slot.state is RankState.between,
+            outside_training=slot is not None
+            and slot.state
+            in ((RankState.between, RankState.returned, RankState.done) if exited else (RankState.between,)),
             in_backward=idle and slot is not None and _may_be_in_backward(slot, log or ()),
         )
 
