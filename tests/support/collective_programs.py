@@ -7,7 +7,7 @@ Each group is used by one thread of a rank. Such a program cannot deadlock. Impo
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from random import Random
 
 WORLD = "0"
@@ -21,11 +21,12 @@ MAIN = "main"
 class Step:
     """One step of a thread; which fields it uses depends on `kind`.
 
-    `issue` starts a collective and stores its handle under `key`; `wait` blocks until that handle is
-    complete, with a time limit if `limited`; `take` blocks until another thread has stored it. `send` and
-    `recv` block until the other has come. `monitored` is a monitored barrier of all ranks. `pause` takes
-    `count` units of time. `start` and `join` a thread. `reduce_gradients` is a backward pass in which C++
-    issues `count` all-reduces; `continue_with` issues a collective when the one of `key` is complete.
+    `issue` starts a collective, on `line` of the script, and stores its handle under `key`; `wait` blocks
+    until that handle is complete, with a time limit if `limited`; `take` blocks until another thread has
+    stored it. `send` and `recv` block until the other has come. `monitored` is a monitored barrier of all
+    ranks. `pause` takes `count` units of time. `start` and `join` a thread. `reduce_gradients` is a backward
+    pass in which C++ issues `count` all-reduces; `continue_with` issues a collective when the one of `key` is
+    complete.
     """
 
     kind: str
@@ -39,6 +40,7 @@ class Step:
     peer: int = -1
     count: int = 0
     thread: str = ""
+    line: int = 1
 
 
 @dataclass(kw_only=True)
@@ -230,3 +232,29 @@ def draw_program(
 ) -> Program:
     """Draw a program that finishes. The arguments are those of `Draw`."""
     return Draw(random, world=world, events=events, real=real, accounted=accounted).program
+
+
+def draw_training(random: Random, *, world: int, steps: int) -> Program:
+    """Draw one step of a single thread on every rank, which is repeated: a program as in a training.
+
+    Each collective has a line of its own and is waited for at once.
+    """
+    everyone = tuple(range(world))
+    groups = {WORLD: everyone}
+    for number in range(1, random.randint(1, 4)):
+        groups[str(number)] = tuple(sorted(random.sample(everyone, random.randint(2, world))))
+    program = Program(groups=groups, threads=[{MAIN: []} for _ in everyone])
+    calls = [
+        Step(
+            kind="issue", group=random.choice(list(groups)), line=10 + number,
+            operation=random.choice(SYMMETRIC), elements=random.choice((1, 3, 8)),
+            dtype=random.choice(("Float", "Long")),
+        )
+        for number in range(random.randint(2, 6))
+    ]  # fmt: skip
+    for step in range(steps):
+        for call in calls:
+            key = f"k{call.line}in{step}"
+            for rank in groups[call.group]:
+                program.threads[rank][MAIN] += [replace(call, key=key), Step(kind="wait", key=key)]
+    return program

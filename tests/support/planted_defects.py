@@ -90,6 +90,33 @@ def leave(program: Program, place: Place, random: Random) -> None:
             steps.append(Step(kind="start", thread=place.thread))
 
 
+def repeat(program: Program, place: Place, random: Random) -> None:
+    """Issue and await the same collective once more, from the same line."""
+    steps = program.threads[place.rank][place.thread]
+    again = replace(steps[place.index], key="extra")
+    steps[place.index : place.index] = [again, Step(kind="wait", key="extra")]
+
+
+def wrong_group(program: Program, place: Place, random: Random) -> None:
+    """Issue it in another group."""
+    own = program.threads[place.rank][place.thread][place.index].group
+    others = [
+        group
+        for group, members in program.groups.items()
+        if group != own and place.rank in members and len(members) > 1
+    ]
+    if others:
+        change(program, place, random, group=random.choice(others))
+
+
+def new_line(program: Program, place: Place, random: Random) -> None:
+    """Issue and await one more collective before it, from a line that no rank uses."""
+    extra(program, place, random)
+    change(program, place, random, line=999)
+
+
 DEFECTS: dict[str, Callable[[Program, Place, Random], None]] = {
     one.__name__: one for one in (skip, swap, wrong_operation, wrong_size, wrong_dtype, extra, leave)
 }
+MORE_DEFECTS = DEFECTS | {one.__name__: one for one in (repeat, wrong_group, new_line)}
+"""Also those that may do no harm."""

@@ -94,7 +94,7 @@ def _logged(ranks: Simulation, entry: Entry) -> Collective:
         sizes=() if backward or step.operation == "barrier" else ((step.elements,),),
         dtypes=() if backward or step.operation == "barrier" else (step.dtype,),
         progress=entry.progress,
-        location=Location(file="/train.py", line=1, function="main"),
+        location=Location(file="/train.py", line=step.line, function="main"),
         members=ranks.program.groups[entry.group],
         root=step.root if step.operation in ("broadcast", "reduce") else -1,
         thread=entry.thread,

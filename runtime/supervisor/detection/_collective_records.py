@@ -36,6 +36,11 @@ _CONNECT_SECONDS = 0.05
 _REQUEST = "POST /handler/{} HTTP/1.1\r\nHost: rank\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
 
 
+_LEFT = (RankState.between, RankState.returned, RankState.done)
+"""States after `train()`. A script past its last line counts only once it has exited: its threads may still
+join collectives."""
+
+
 class NoAnswer(str):
     """The reason of a failure that passes or ends with the rank: the server did not answer in time, or has
     just been reset.
@@ -321,9 +326,7 @@ class CollectiveRecords:
             records=self._merge(rank, recorded or (), log or ()) if observed else None,
             issued=self._ranks.board.messages_sent(self._ranks.local_ranks[rank]) if observed else {},
             exited=exited,
-            outside_training=slot is not None
-            and slot.state
-            in ((RankState.between, RankState.returned, RankState.done) if exited else (RankState.between,)),
+            outside_training=slot is not None and slot.state in (_LEFT if exited else _LEFT[:1]),
             in_backward=idle and slot is not None and _may_be_in_backward(slot, log or ()),
         )
 
