@@ -121,7 +121,7 @@ def folder_table() -> str:
 
 
 def feature_table() -> str:
-    """Return one table row per feature: its files and lines, those of its tests, and where else it is named."""
+    """Return one table row per feature: its size, that of its tests, and where else it is named."""
     rows = ["| feature | files | lines | lines of tests | named in other modules |", "|---|---|---|---|---|"]
     room = REPOSITORY / "runtime" / "features"
     for folder in sorted(path for path in room.iterdir() if (path / "__init__.py").is_file()):
