@@ -40,6 +40,25 @@ def test_the_header_of_a_file_that_safetensors_wrote_is_read(tmp_path: Path) -> 
     }
 
 
+def test_a_truncated_safetensors_file_is_rejected_with_its_size(tmp_path: Path) -> None:
+    """The message names the size of the file, and the expected size if the header can be read."""
+    file = made.safetensors(tmp_path / "model.safetensors", {"weight": (100,)})
+    content = file.read_bytes()
+    for length in (0, 7, 8, 20):
+        file.write_bytes(content[:length])
+        with pytest.raises(DamagedFileError, match=f"is truncated: {length} bytes"):
+            read_safetensors_header(file)
+    for length in (len(content) - 1, len(content) - 400):
+        file.write_bytes(content[:length])
+        with pytest.raises(DamagedFileError, match=f"has {length} bytes, its header says {len(content)}"):
+            read_safetensors_header(file)
+    file.write_bytes(content + b"x")
+    with pytest.raises(
+        DamagedFileError, match=f"has {len(content) + 1} bytes, its header says {len(content)}"
+    ):
+        read_safetensors_header(file)
+
+
 def test_only_the_header_of_a_large_file_is_read(tmp_path: Path) -> None:
     """Reading all of this sparse file of 100 GB would exceed the test's timeout."""
     elements = 25 * 10**9

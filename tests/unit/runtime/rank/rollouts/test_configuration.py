@@ -12,6 +12,26 @@ import pytest
 from grpo_run.runtime.errors import ConfigError
 from grpo_run.runtime.rank.rollouts import caps_settings as caps
 
+
+def test_trl_has_the_fields() -> None:
+    """Both configuration classes have them, and `generation_kwargs` for the other caps."""
+    import ast
+    from importlib.util import find_spec
+    from pathlib import Path
+
+    package = find_spec("trl")
+    assert package is not None
+    assert package.origin is not None
+    for name in ("grpo_config.py", "rloo_config.py"):
+        tree = ast.parse((Path(package.origin).parent / "trainer" / name).read_text(encoding="utf-8"))
+        fields = {
+            node.target.id
+            for node in ast.walk(tree)
+            if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)
+        }
+        assert {*caps.FIELDS, "generation_kwargs", "use_vllm"} <= fields
+
+
 Applied = list[dict[str, Any]]
 
 
