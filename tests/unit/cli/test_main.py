@@ -20,67 +20,6 @@ from grpo_run.runtime.errors import ConfigError
 Captured = pytest.CaptureFixture[str]
 
 
-@pytest.mark.parametrize(
-    ("word", "hint"),
-    [
-        ("lunch", "did you mean `grpo-run launch`"),
-        ("statu", "did you mean `grpo-run status`"),
-        ("xyzzy", "commands: "),
-    ],
-)
-def test_an_unknown_command_is_refused(capsys: Captured, word: str, hint: str) -> None:
-    """Exit code 2 and one line with the closest command, or all of them."""
-    assert main([word]) == 2
-    shown = capsys.readouterr()
-    assert shown.out == ""
-    assert shown.err.count("\n") == 1
-    assert hint in shown.err
-
-
-@pytest.mark.parametrize(
-    "words",
-    [
-        ["status", "--frob"],
-        ["status", "one", "two"],
-        ["report", "--frob"],
-        ["save", "--frob"],
-        ["stop", "--wait", "x"],
-        ["checkpoints"],
-        ["checkpoints", "frob"],
-        ["checkpoints", "list", "--frob"],
-        ["demo", "frob"],
-    ],
-)
-def test_a_wrong_argument_is_one_line(capsys: Captured, words: list[str]) -> None:
-    """Exit code 2 and one line that names the help of the command, without the usage text."""
-    assert main(words) == 2
-    shown = capsys.readouterr()
-    assert shown.out == ""
-    assert shown.err.count("\n") == 1
-    assert shown.err.startswith("grpo-run: ")
-    assert f"grpo-run {words[0]}" in shown.err
-
-
-@pytest.mark.usefixtures("here")
-@pytest.mark.parametrize("words", [[], ["no-such-run"]])
-@pytest.mark.parametrize("command", [["save"], ["stop"], ["status"], ["status", "--json"], ["report"]])
-def test_an_unknown_run_is_refused(capsys: Captured, command: list[str], words: list[str]) -> None:
-    """Exit code 2, one line with the name, and nothing on standard output."""
-    assert main([*command, *words]) == 2
-    shown = capsys.readouterr()
-    assert shown.out == ""
-    assert shown.err.startswith("grpo-run: ")
-    assert shown.err.count("\n") == 1
-
-
-def test_no_command_exits_with_2_and_help_with_0(capsys: Captured) -> None:
-    """Both print the list of commands."""
-    assert main([]) == 2
-    assert main(["--help"]) == 0
-    shown = capsys.readouterr().out
-    assert all(shown.count(f"\n  {name} ") == 2 for name in COMMANDS)
-
-
 @pytest.mark.parametrize("flag", ["-V", "--version"])
 def test_the_version_is_the_installed_one(capsys: Captured, flag: str) -> None:
     """It is read from the package metadata."""

@@ -167,23 +167,6 @@ def test_the_local_ranks_of_every_node_are_shown(start: Start) -> None:
     assert start(*words).launch.config.shown_ranks == {1, 3}
 
 
-@pytest.mark.usefixtures("here")
-@pytest.mark.parametrize(
-    ("words", "says"),
-    [
-        (["--redirects", "1"], "--redirects 1: one of two streams of rank 0 cannot be hidden; use 3"),
-        (["--redirects", "4"], "--redirects 4: not what torchrun accepts"),
-        (["--local-ranks-filter", "x"], "--local-ranks-filter x: not what torchrun accepts"),
-        (["--tee", "3", "--show-ranks", "0"], "--tee and --show-ranks both say which ranks are shown"),
-        (["--shutdown-timeout", "0"], "--shutdown-timeout 0: must be a number of seconds above 0"),
-        (["--shutdown-timeout=-1"], "--shutdown-timeout -1: must be a number of seconds above 0"),
-    ],
-)
-def test_wrong_values_are_refused(words: list[str], says: str) -> None:
-    """In one line."""
-    assert says in error(*words, "train.py")
-
-
 def test_an_unknown_handler_of_events_is_refused(start: Start) -> None:
     """torch would raise a KeyError when it records the first event."""
     with pytest.raises(UsageError, match=r"--event-log-handler loki: torch has no such handler"):
