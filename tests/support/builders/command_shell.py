@@ -21,6 +21,7 @@ import pytest
 
 from grpo_run.cli.launching.command import parse
 from grpo_run.cli.main import main
+from grpo_run.cli.planning import script
 from grpo_run.cli.planning.options import build_parser
 from grpo_run.cli.planning.requested_job import job_of
 from grpo_run.cli.planning.sources import JobSource, read_file
@@ -76,6 +77,7 @@ class CommandShell:
         text = re.sub(r"partial-[0-9a-f]{8}", "partial-RANDOM", re.sub(r"\b1[6-9]\d{8}\.\d+", "TIME", text))
         text = re.sub(r"(identifier: \w+)\..*", r"\1…", re.sub(r"size_bytes \d+", "size_bytes SIZE", text))
         text = re.sub(r"\b(goodput +)[\d.]+", r"\1SHARE", text)
+        text = re.sub(r"(/proc: |/proc/\w+: cannot be written: ).*", r"\1…", text)  # root or not
         text = re.sub(r"\(choose from [^)]*\)", lambda found: found[0].replace("'", ""), text)
         text = re.sub(rf"\b{os.getpid()}\b", "PID", text)
 
@@ -208,6 +210,10 @@ class CommandShell:
             raise OSError(16, "Device or resource busy")
 
         self.patch.setattr("shutil.rmtree", refuse)
+
+    def hurry(self) -> None:
+        """Give a script that is planned two seconds."""
+        self.patch.setattr(script, "MAX_SECONDS", 2)
 
     def file(self, path: str, content: str = "") -> None:
         r"""Write a file; `\n` is a line's end."""
