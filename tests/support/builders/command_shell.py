@@ -66,6 +66,7 @@ class CommandShell:
         self.open = ExitStack()
         patch.setenv("XDG_STATE_HOME", str(here / "state"))
         patch.setenv("HF_HUB_OFFLINE", "1")
+        patch.setenv("COLUMNS", "80")
 
     def shown(self, *lines: object) -> str:
         """What was printed, and these lines; without what differs from machine to machine."""
@@ -74,6 +75,7 @@ class CommandShell:
         text = "\n".join(line for line in [*found, *map(str, lines)] if line.strip())
         text = re.sub(r"x{99,}", "xxx…", text.replace(str(self.here), "HERE"))
         text = re.sub(r"\d\d\d\d-\d\d-\d\d[ T]\d\d:\d\d(:\d\d)?", "DATE", text)
+        text = re.sub(r"(?s)(torchrun's options:\n).*(exit codes:)", r"\1  …\n\2", text)  # torch's own
         text = re.sub(r"partial-[0-9a-f]{8}", "partial-RANDOM", re.sub(r"\b1[6-9]\d{8}\.\d+", "TIME", text))
         text = re.sub(r"(identifier: \w+)\..*", r"\1…", re.sub(r"size_bytes \d+", "size_bytes SIZE", text))
         text = re.sub(r"\b(goodput +)[\d.]+", r"\1SHARE", text)
@@ -88,7 +90,10 @@ class CommandShell:
 
     def grpo(self, text: str) -> str:
         """Run `grpo-run` with these words."""
-        code = main(shlex.split(text.replace("SHAPE", SHAPE).replace("LONG", "x" * 5000)))
+        try:
+            code = main(shlex.split(text.replace("SHAPE", SHAPE).replace("LONG", "x" * 5000)))
+        except SystemExit as end:  # after a help
+            code = int(end.code or 0)
         return self.shown(*[f"exit code {code}"] * bool(code))
 
     def json(self, text: str) -> str:
