@@ -10,6 +10,7 @@ import os
 import re
 import shlex
 import shutil
+import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import fields
@@ -19,12 +20,16 @@ from typing import Any
 
 import pytest
 
+from grpo_run.cli import train
 from grpo_run.cli.launching.command import parse
+from grpo_run.cli.launching.options import OptionWords
+from grpo_run.cli.launching.options import build_parser as launch_parser
 from grpo_run.cli.main import main
 from grpo_run.cli.planning import script
 from grpo_run.cli.planning.options import build_parser
 from grpo_run.cli.planning.requested_job import job_of
 from grpo_run.cli.planning.sources import JobSource, read_file
+from grpo_run.runtime.board.board import Board
 from grpo_run.runtime.checkpoints.manifest import write_manifest
 from grpo_run.runtime.checkpoints.publishing import partial_directory, reject_checkpoint
 from grpo_run.runtime.errors import UsageError
@@ -86,7 +91,7 @@ class CommandShell:
         def letter(found: re.Match[str]) -> str:
             return self.ids.setdefault(found[0], f"{found[1] or ''}{chr(ord('A') + len(self.ids))}")
 
-        return re.sub(r"\b(train-)[0-9a-f]{6}\b|(?<=[0-9A-Za-z]-)()[0-9a-f]{8}\b", letter, text)
+        return re.sub(r"\b(train-|arithmetic-)[0-9a-f]{6}\b|(?<=[0-9A-Za-z]-)()[0-9a-f]{8}\b", letter, text)
 
     def grpo(self, text: str) -> str:
         """Run `grpo-run` with these words."""
@@ -215,6 +220,38 @@ class CommandShell:
             raise OSError(16, "Device or resource busy")
 
         self.patch.setattr("shutil.rmtree", refuse)
+
+    def train(self, text: str, *guards: str) -> str:
+        """What `train` passes to `launch`, on a machine with GPUs, with guards of the recipe."""
+        self.patch.setattr(train, "_default_ranks", lambda: "gpu")
+        words = OptionWords(launch_parser(), extra=("--set",))
+        try:
+            found = train.split(shlex.split(text), words)
+        except UsageError as error:
+            return self.shown(f"refused: {error}")
+        made = train.launch_arguments(*found, guards=[guard.removeprefix("--") for guard in guards])
+        return self.shown(found, shlex.join(made))
+
+    def without(self, name: str) -> None:
+        """Let a package be missing."""
+        self.patch.setitem(sys.modules, name, None)
+
+    def board(self) -> None:
+        """Create the board of the run."""
+        Board.create(RunDirectory(path=self.here / "runs/night").board, 1)
+
+    def requests(self) -> str:
+        """Whether a stop is requested, and how many checkpoints."""
+        return str(Board.open(RunDirectory(path=self.here / "runs/night").board).requests)
+
+    def supervised(self) -> None:
+        """Let each run end with 75 where it would be supervised."""
+
+        def supervise(made: Any, directory: RunDirectory, *rest: Any) -> int:
+            print("supervised in", directory.path, "by", directory.owner())
+            return 75
+
+        self.patch.setattr("grpo_run.cli.launching.supervise.supervise", supervise)
 
     def hurry(self) -> None:
         """Give a script that is planned two seconds."""
