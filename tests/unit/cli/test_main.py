@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import ast
 import importlib
 import os
 import subprocess
 import sys
 from importlib.metadata import version
-from importlib.util import find_spec
 from types import SimpleNamespace
 
 import pytest
 
 from grpo_run.cli import main as main_module
-from grpo_run.cli.main import COMMANDS, main
+from grpo_run.cli.main import main
 from grpo_run.runtime.errors import ConfigError
 
 Captured = pytest.CaptureFixture[str]
@@ -25,18 +23,6 @@ def test_the_version_is_the_installed_one(capsys: Captured, flag: str) -> None:
     """It is read from the package metadata."""
     assert main([flag]) == 0
     assert capsys.readouterr().out == f"grpo-run {version('grpo-run')}\n"
-
-
-@pytest.mark.parametrize("name", sorted(COMMANDS))
-def test_every_command_has_its_file(name: str) -> None:
-    """With a `main` that takes the arguments; checked in the source, without importing it."""
-    spec = find_spec(f"grpo_run.cli.{name}")
-    assert spec is not None
-    assert spec.origin is not None
-    with open(spec.origin, encoding="utf-8") as file:
-        tree = ast.parse(file.read())
-    (function,) = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == "main"]
-    assert [argument.arg for argument in function.args.args] == ["arguments"]
 
 
 def stand_in(monkeypatch: pytest.MonkeyPatch, outcome: int | BaseException) -> list[object]:

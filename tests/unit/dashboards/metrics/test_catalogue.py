@@ -14,7 +14,7 @@ import pytest
 from support.journal import as_event
 from support.transcripts import Story, stories
 
-from grpo_run.dashboards.metrics.catalogue import ALL_METRICS, EXPORTER_METRICS, LABELS, RUN_METRICS
+from grpo_run.dashboards.metrics.catalogue import ALL_METRICS, LABELS, RUN_METRICS
 from grpo_run.dashboards.metrics.metric import DECIDED_ACTIONS, INCIDENT_CAUSES, Metric, RunObservation
 from grpo_run.runtime.features import modules
 from grpo_run.runtime.history.recovery import Recovery
@@ -123,15 +123,6 @@ def test_unreadable_rank_is_exported_only_as_unobservable(
         if "rank" in metric.label_names and metric.name != "grpo_rank_observable":
             place = metric.label_names.index("rank")
             assert {values[place] for values, _ in metric.read(observation)} == {"0"}, metric.name
-
-
-def test_run_and_exporter_metrics_do_not_mix() -> None:
-    """Only the exporter's own metrics are exported after a failed read."""
-    assert {metric.name for metric in EXPORTER_METRICS} == {
-        "grpo_observation_failed",
-        "grpo_observation_failures_total",
-        "grpo_observation_timestamp_seconds",
-    }
 
 
 class SamplesShell:
