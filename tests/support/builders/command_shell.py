@@ -37,6 +37,7 @@ from grpo_run.runtime.history.journal import Journal
 from grpo_run.runtime.history.run_directory import RunDirectory
 from grpo_run.runtime.planning.job import Job
 from grpo_run.runtime.registry import register, registry_folder
+from grpo_run.runtime.upstream import versions
 from support import checkpoint_files
 from support.identities import identity
 from support.incidents import write_incident
@@ -81,6 +82,7 @@ class CommandShell:
         text = re.sub(r"x{99,}", "xxx…", text.replace(str(self.here), "HERE"))
         text = re.sub(r"\d\d\d\d-\d\d-\d\d[ T]\d\d:\d\d(:\d\d)?", "DATE", text)
         text = re.sub(r"(?s)(torchrun's options:\n).*(exit codes:)", r"\1  …\n\2", text)  # torch's own
+        text = re.sub(r"\bpytest [\d.]+", "pytest N", text)
         text = re.sub(r"partial-[0-9a-f]{8}", "partial-RANDOM", re.sub(r"\b1[6-9]\d{8}\.\d+", "TIME", text))
         text = re.sub(r"(identifier: \w+)\..*", r"\1…", re.sub(r"size_bytes \d+", "size_bytes SIZE", text))
         text = re.sub(r"\b(goodput +)[\d.]+", r"\1SHARE", text)
@@ -235,6 +237,10 @@ class CommandShell:
     def without(self, name: str) -> None:
         """Let a package be missing."""
         self.patch.setitem(sys.modules, name, None)
+
+    def untested(self) -> None:
+        """Let the installed pytest be a version that was not tested."""
+        self.patch.setattr(versions, "TESTED", {"pytest": ("0.1", "0.1")})
 
     def board(self) -> None:
         """Create the board of the run."""

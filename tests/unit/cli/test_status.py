@@ -85,12 +85,3 @@ def test_ranks_step_time_time_left_and_waits_are_shown(run: RunDirectory, capsys
     assert value["sentence"] == lines[0]
     assert value["remaining_seconds"] is None
     assert value["ranks"][0]["memory"]["phases"]["optimizer"]["peak_allocated_bytes"] == 70 * 2**30
-
-
-@pytest.mark.usefixtures("owned")
-def test_a_rank_that_has_not_started_is_not_called_unobservable(run: RunDirectory, capsys: Captured) -> None:
-    """Fresh interpreters import for many seconds."""
-    Journal(run.journal, "night").write(event("state_changed", to="starting"))
-    Board.create(run.board, 1)
-    main(["status"])
-    assert "  local rank 0: has not started yet" in capsys.readouterr().out.splitlines()

@@ -6,20 +6,8 @@ import contextlib
 
 import pytest
 
-from grpo_run.cli.launching.command import check_descriptors, parse
+from grpo_run.cli.launching.command import check_descriptors
 from grpo_run.runtime.errors import UsageError
-from grpo_run.runtime.upstream import versions
-
-
-@pytest.mark.usefixtures("here")
-def test_untested_versions_are_named(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """In one line; the launch continues."""
-    monkeypatch.setattr(versions, "TESTED", {"pytest": ("0.1", "0.1")})
-    parse(["train.py"])
-    (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("grpo-run: not tested with pytest")
 
 
 @pytest.mark.parametrize(("ranks", "limit", "refused"), [(8, 256, False), (9, 256, True), (64, -1, False)])

@@ -12,7 +12,6 @@ import pytest
 from grpo_run.cli.launching import _values as values
 from grpo_run.cli.launching.command import parse
 from grpo_run.runtime.launch.config import Output
-from grpo_run.runtime.memory.plan import OPTION_NAMES, MemoryPlan
 
 
 @pytest.mark.parametrize(
@@ -78,7 +77,3 @@ def test_an_unusable_default_directory_disables_staging(here: Path, monkeypatch:
     assert parse(["--snapshot-dir", str(memory), "train.py"]).snapshot_folder is None
     monkeypatch.setattr(values, "SHARED_MEMORY_ROOT", Path("/proc"))  # no user can create a folder there
     assert parse(["--snapshot-dir", "/proc", "train.py"]).snapshot_folder is None
-
-
-def test_the_names_are_fields_of_a_plan() -> None:
-    assert set(OPTION_NAMES.values()) <= MemoryPlan.model_fields.keys()

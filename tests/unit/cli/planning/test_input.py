@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import pytest
-
-from grpo_run.cli.main import main
 from grpo_run.cli.planning.options import parse_size
-from grpo_run.runtime.upstream import versions
 
 SHAPE = "layers=2,hidden=64,heads=4,kv-heads=2,intermediate=176,vocabulary=1000"
 
@@ -15,14 +11,3 @@ def test_sizes_are_decimal_or_binary() -> None:
     """GB is 10^9 bytes, GiB 2^30."""
     assert parse_size("--gpu", "22.65GB") == 22_650_000_000
     assert parse_size("--gpu", "80 GiB") == 80 << 30
-
-
-def test_untested_versions_are_named_in_one_line(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As by `launch`; the plan is still made."""
-    monkeypatch.setattr(versions, "TESTED", {"pytest": ("0.1", "0.1")})
-    assert main(["plan"]) == 2
-    warning, error = capsys.readouterr().err.splitlines()
-    assert "not tested with pytest" in warning
-    assert "needs --model" in error
