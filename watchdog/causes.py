@@ -24,7 +24,6 @@ class Cause(str, Enum):
     collective_mismatch = "collective_mismatch"
     collective_missing_rank = "collective_missing_rank"
     rank_exited_early = "rank_exited_early"
-    slow_rank = "slow_rank"
     generation_stall = "generation_stall"
     reward_stall = "reward_stall"
     data_stall = "data_stall"

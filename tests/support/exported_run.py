@@ -6,6 +6,7 @@ import os
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from grpo_run.runtime.board.board import Board
 from grpo_run.runtime.board.memory_area import MemoryAreaWriter
@@ -20,6 +21,7 @@ from grpo_run.watchdog.memory.host_sample import HostSample, LimitUse, ProcessMe
 from grpo_run.watchdog.observation import Phase, RankState
 from grpo_run.watchdog.rank_metrics import LOGGED_FIELDS
 from grpo_run.watchdog.stalls.awaited import AwaitedRank
+from support.journal import event
 
 
 def fill_memory(area: MemoryAreaWriter) -> None:
@@ -102,8 +104,11 @@ class ExportedRun:
                 )
             )  # fmt: skip
 
+    def _write(self, name: str, **fields: Any) -> None:
+        self._journal.write(event(name, **fields))
+
     def _write_history(self) -> None:
-        write = self._journal.write
+        write = self._write
         write("run_started")
         self._journal.attempt = 0
         write("attempt_started")
@@ -132,7 +137,7 @@ class ExportedRun:
         write("state_changed", to="running")
 
     def _write_rare_events(self) -> None:
-        write = self._journal.write
+        write = self._write
         write("checkpoint_staged", step=8, train_call=1)
         write("guard_tripped", step=8, guard="nonfinite", response="roll-back")
         write("memory_short", step=8)
@@ -140,7 +145,7 @@ class ExportedRun:
 
     def count_on(self) -> None:
         """Let everything happen once more that is counted while a run goes on."""
-        write = self._journal.write
+        write = self._write
         write("sample_masked", rank=0, step=8, reason=MaskingReason.failed.value, count=1)
         write("reward_failed", rank=0, step=8, kind=FailureKind.exception.value, reward="length")
         write("reward_worker_replaced", rank=0, step=8)

@@ -120,6 +120,29 @@ def folder_table() -> str:
     return "\n".join(rows)
 
 
+def feature_table() -> str:
+    """Return one table row per feature: its size, that of its tests, and where else it is named."""
+    rows = ["| feature | files | lines | lines of tests | named in other modules |", "|---|---|---|---|---|"]
+    room = REPOSITORY / "runtime" / "features"
+    for folder in sorted(path for path in room.iterdir() if (path / "__init__.py").is_file()):
+        own = sorted(folder.rglob("*.py"))
+        tests = [
+            *(REPOSITORY / "tests/unit/runtime/features" / folder.name).rglob("*.py"),
+            *(REPOSITORY / "tests/fault").glob(f"test_{folder.name}.py"),
+        ]
+        others = [
+            f"`{file.relative_to(REPOSITORY)}`"
+            for file in sorted(FILES.values())
+            if file not in own and re.search(folder.name, file.read_text(encoding="utf-8"))
+        ]
+        rows.append(f"| {folder.name} | {len(own)} | {_lines(own)} | {_lines(tests)} | {', '.join(others)} |")
+    return "\n".join(rows)
+
+
+def _lines(files: list[Path]) -> int:
+    return sum(len(file.read_text(encoding="utf-8").splitlines()) for file in files)
+
+
 def drawings() -> str:
     """Return the graph of the packages, and one for each folder with several folders."""
     parts = ["### Packages", mermaid(package_graph())]
@@ -130,7 +153,8 @@ def drawings() -> str:
 
 def page(text: str) -> str:
     """Return the page with its generated sections updated."""
-    for name, content in (("folders", folder_table()), ("imports", drawings())):
+    sections = {"folders": folder_table(), "features": feature_table(), "imports": drawings()}
+    for name, content in sections.items():
         begin, end = f"<!-- generated: {name} -->", f"<!-- end: {name} -->"
         before, found, rest = text.partition(begin)
         _, closed, after = rest.partition(end)

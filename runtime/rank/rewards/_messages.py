@@ -76,7 +76,7 @@ class Reply:
     seconds: float = 0.0
 
 
-class Message(NamedTuple):
+class Arrived(NamedTuple):
     """What has arrived; `content` is empty and there are no descriptors if it is a beat."""
 
     content: bytes
@@ -110,7 +110,7 @@ def send_beat(channel: socket.socket) -> None:
     channel.send(_BEAT)
 
 
-def receive(channel: socket.socket) -> Message | None:
+def receive(channel: socket.socket) -> Arrived | None:
     """Return the next message; None if the other side has closed.
 
     Raises:
@@ -124,10 +124,10 @@ def receive(channel: socket.socket) -> Message | None:
             os.close(descriptor)
         raise OSError(errno.EMFILE, "no descriptor is left for a message")
     if mark != _MESSAGE:
-        return Message(b"", []) if mark else None
+        return Arrived(b"", []) if mark else None
     memory, *others = descriptors
     with open(memory, "rb") as file:
         if os.fstat(memory).st_size > MAX_MESSAGE_BYTES:
             raise ConnectionError("a message is too large")
         file.seek(0)  # the position is the writer's too
-        return Message(file.read(), others)
+        return Arrived(file.read(), others)

@@ -3,27 +3,16 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 
 import pytest
-from support.journal import event
 from support.web_hooks import SECRET, receiver
 
-from grpo_run.cli.launching.command import LaunchCommand, parse
+from grpo_run.cli.launching.command import LaunchCommand
 from grpo_run.cli.launching.identity import ChangedFiles
 from grpo_run.cli.main import main
 from grpo_run.dashboards.metrics.address import Listener
-from grpo_run.runtime.history.journal import Journal
 from grpo_run.runtime.history.run_directory import RunDirectory
-
-
-@pytest.fixture
-def directory(here: Path) -> RunDirectory:
-    """The directory of the plain command, which exists."""
-    made = RunDirectory(path=here / parse(["train.py"]).config.run_directory)
-    made.create()
-    return made
 
 
 @pytest.fixture
@@ -40,59 +29,6 @@ def supervised(monkeypatch: pytest.MonkeyPatch) -> list[RunDirectory]:
 
     monkeypatch.setattr("grpo_run.cli.launching.supervise.supervise", supervise)
     return directories
-
-
-def test_a_run_is_supervised_in_its_own_directory(here: Path, supervised: list[RunDirectory]) -> None:
-    """The directory is created and locked while the run lasts; the run's exit code is the command's."""
-    assert main(["launch", "train.py"]) == 75
-    (directory,) = supervised
-    assert directory.path == here / parse(["train.py"]).config.run_directory
-    assert directory.owner() is None
-
-
-def test_a_live_run_is_not_started_twice(
-    directory: RunDirectory, supervised: list[RunDirectory], capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Exit code 2 and one line with the pid of the other supervisor."""
-    lock = directory.acquire()
-    assert main(["launch", "train.py"]) == 2
-    os.close(lock)
-    shown = capsys.readouterr().err
-    assert f"pid {os.getpid()}" in shown
-    assert shown.count("\n") == 1
-    assert supervised == []
-
-
-def test_a_finished_run_is_not_started_again(
-    directory: RunDirectory, supervised: list[RunDirectory], capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Exit code 0 and one line that names --fresh."""
-    Journal(directory.journal, "night").write(event("run_ended", exit_code=0, sentence="Finished."))
-    assert main(["launch", "train.py"]) == 0
-    assert "--fresh" in capsys.readouterr().out
-    assert supervised == []
-
-
-@pytest.mark.parametrize("code", [75, 93, 2])
-def test_an_unfinished_run_is_resumed(
-    directory: RunDirectory, supervised: list[RunDirectory], code: int
-) -> None:
-    """The same command resumes a run that stopped, gave up or was refused."""
-    Journal(directory.journal, "night").write(event("run_ended", exit_code=code, sentence=""))
-    assert main(["launch", "train.py"]) == 75
-    assert len(supervised) == 1
-
-
-def test_a_run_directory_that_cannot_be_written_is_refused(
-    here: Path, supervised: list[RunDirectory], capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Exit code 2 and one line that names --run-dir."""
-    (here / "file").touch()
-    assert main(["launch", "--run-dir", "file/run", "train.py"]) == 2
-    shown = capsys.readouterr().err
-    assert "--run-dir" in shown
-    assert shown.count("\n") == 1
-    assert supervised == []
 
 
 @pytest.mark.parametrize("address", ["192.0.2.1:9460", "127.0.0.1", "nowhere.invalid:1"])

@@ -2,83 +2,20 @@
 
 from __future__ import annotations
 
-import ast
 import importlib
 import os
 import subprocess
 import sys
 from importlib.metadata import version
-from importlib.util import find_spec
 from types import SimpleNamespace
 
 import pytest
 
 from grpo_run.cli import main as main_module
-from grpo_run.cli.main import COMMANDS, main
+from grpo_run.cli.main import main
 from grpo_run.runtime.errors import ConfigError
 
 Captured = pytest.CaptureFixture[str]
-
-
-@pytest.mark.parametrize(
-    ("word", "hint"),
-    [
-        ("lunch", "did you mean `grpo-run launch`"),
-        ("statu", "did you mean `grpo-run status`"),
-        ("xyzzy", "commands: "),
-    ],
-)
-def test_an_unknown_command_is_refused(capsys: Captured, word: str, hint: str) -> None:
-    """Exit code 2 and one line with the closest command, or all of them."""
-    assert main([word]) == 2
-    shown = capsys.readouterr()
-    assert shown.out == ""
-    assert shown.err.count("\n") == 1
-    assert hint in shown.err
-
-
-@pytest.mark.parametrize(
-    "words",
-    [
-        ["status", "--frob"],
-        ["status", "one", "two"],
-        ["report", "--frob"],
-        ["save", "--frob"],
-        ["stop", "--wait", "x"],
-        ["checkpoints"],
-        ["checkpoints", "frob"],
-        ["checkpoints", "list", "--frob"],
-        ["demo", "frob"],
-    ],
-)
-def test_a_wrong_argument_is_one_line(capsys: Captured, words: list[str]) -> None:
-    """Exit code 2 and one line that names the help of the command, without the usage text."""
-    assert main(words) == 2
-    shown = capsys.readouterr()
-    assert shown.out == ""
-    assert shown.err.count("\n") == 1
-    assert shown.err.startswith("grpo-run: ")
-    assert f"grpo-run {words[0]}" in shown.err
-
-
-@pytest.mark.usefixtures("here")
-@pytest.mark.parametrize("words", [[], ["no-such-run"]])
-@pytest.mark.parametrize("command", [["save"], ["stop"], ["status"], ["status", "--json"], ["report"]])
-def test_an_unknown_run_is_refused(capsys: Captured, command: list[str], words: list[str]) -> None:
-    """Exit code 2, one line with the name, and nothing on standard output."""
-    assert main([*command, *words]) == 2
-    shown = capsys.readouterr()
-    assert shown.out == ""
-    assert shown.err.startswith("grpo-run: ")
-    assert shown.err.count("\n") == 1
-
-
-def test_no_command_exits_with_2_and_help_with_0(capsys: Captured) -> None:
-    """Both print the list of commands."""
-    assert main([]) == 2
-    assert main(["--help"]) == 0
-    shown = capsys.readouterr().out
-    assert all(shown.count(f"\n  {name} ") == 2 for name in COMMANDS)
 
 
 @pytest.mark.parametrize("flag", ["-V", "--version"])
@@ -86,18 +23,6 @@ def test_the_version_is_the_installed_one(capsys: Captured, flag: str) -> None:
     """It is read from the package metadata."""
     assert main([flag]) == 0
     assert capsys.readouterr().out == f"grpo-run {version('grpo-run')}\n"
-
-
-@pytest.mark.parametrize("name", sorted(COMMANDS))
-def test_every_command_has_its_file(name: str) -> None:
-    """With a `main` that takes the arguments; checked in the source, without importing it."""
-    spec = find_spec(f"grpo_run.cli.{name}")
-    assert spec is not None
-    assert spec.origin is not None
-    with open(spec.origin, encoding="utf-8") as file:
-        tree = ast.parse(file.read())
-    (function,) = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == "main"]
-    assert [argument.arg for argument in function.args.args] == ["arguments"]
 
 
 def stand_in(monkeypatch: pytest.MonkeyPatch, outcome: int | BaseException) -> list[object]:

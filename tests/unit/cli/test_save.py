@@ -28,22 +28,6 @@ def run(run: RunDirectory) -> RunDirectory:
     return run
 
 
-@pytest.mark.usefixtures("owned")
-def test_the_request_is_written_to_the_board(run: RunDirectory, capsys: Captured) -> None:
-    """Each command adds one request and requests no stop."""
-    assert main(["save", "night"]) == 0
-    assert main(["save"]) == 0
-    assert Board.open(run.board).requests == (False, 2)
-    assert "checkpoint" in capsys.readouterr().out
-
-
-def test_an_inactive_run_is_refused(run: RunDirectory, capsys: Captured) -> None:
-    """The next supervisor must not find an old request."""
-    assert main(["save", "night"]) == 2
-    assert "no run is active" in capsys.readouterr().err
-    assert Board.open(run.board).requests == (False, 0)
-
-
 class Writer(threading.Thread):
     """Plays a run: once a save is requested, write these events, with a checkpoint for each that is
     published.
@@ -119,12 +103,3 @@ def test_wait_ends_with_the_run(run: RunDirectory, owned: int, capsys: Captured)
     Writer(run, {"event": "run_ended", "exit_code": 93}, lock=owned).join(0)
     assert main(["save", "night", "--wait"]) == 2
     assert "has ended before it saved" in capsys.readouterr().err
-
-
-@pytest.mark.usefixtures("owned")
-@pytest.mark.parametrize("seconds", ["0", "-1", "nan", "inf", "night"])
-def test_a_wrong_time_is_refused(run: RunDirectory, seconds: str, capsys: Captured) -> None:
-    """One line; no request is made. The word after --wait is never the run."""
-    assert main(["save", "night", f"--wait={seconds}"]) == 2
-    assert "--wait" in capsys.readouterr().err
-    assert Board.open(run.board).requests == (False, 0)

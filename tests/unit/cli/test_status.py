@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import time
-from typing import Any
 
 import pytest
 from support.journal import event
@@ -33,52 +32,6 @@ def run(run: RunDirectory) -> RunDirectory:
     )
     journal.write(event("action", action="stop"))
     return run
-
-
-def write(run: RunDirectory, name: str, **fields: Any) -> None:
-    """Add one event to the journal."""
-    journal = Journal(run.journal, "night")
-    journal.write(event(name, **fields))
-
-
-def end(run: RunDirectory, sentence: str) -> None:
-    """Record that the run gave up with this sentence."""
-    write(run, "run_ended", exit_code=93, sentence=sentence)
-
-
-def test_the_summary_is_the_first_line(run: RunDirectory, capsys: Captured) -> None:
-    """The facts follow."""
-    end(run, "Rank 1 was killed by SIGKILL in step 8.")
-    assert main(["status", "night"]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[0].strip() == "Rank 1 was killed by SIGKILL in step 8."
-    assert "7 of 10" in "\n".join(lines[1:])
-
-
-@pytest.mark.parametrize(
-    "words",
-    [
-        "Rank 1 raised ValueError in step 8 (phase reward): " + "a long story " * 12 + "ends.",
-        "unbalanced [/INST] in the answer",
-        "KeyError: [rank1] [bold]x[/bold]",
-    ],
-)
-def test_a_summary_is_one_line_without_markup(run: RunDirectory, capsys: Captured, words: str) -> None:
-    """A pipe gets unfolded lines, so that a program can read the first. Chat templates have brackets."""
-    end(run, words)
-    assert main(["status", "night"]) == 0
-    assert capsys.readouterr().out.splitlines()[0].strip() == words
-
-
-def test_json_output_is_one_object(run: RunDirectory, capsys: Captured) -> None:
-    """Standard output holds nothing else."""
-    end(run, "Gave up.")
-    assert main(["status", "--json"]) == 0
-    shown = capsys.readouterr()
-    value = json.loads(shown.out)
-    found = [value[name] for name in ("run_id", "step", "exit_code", "sentence")]
-    assert found == ["night", 7, 93, "Gave up."]
-    assert shown.err == ""
 
 
 @pytest.mark.usefixtures("owned")
@@ -132,76 +85,3 @@ def test_ranks_step_time_time_left_and_waits_are_shown(run: RunDirectory, capsys
     assert value["sentence"] == lines[0]
     assert value["remaining_seconds"] is None
     assert value["ranks"][0]["memory"]["phases"]["optimizer"]["peak_allocated_bytes"] == 70 * 2**30
-
-
-@pytest.mark.usefixtures("owned")
-def test_a_rank_that_has_not_started_is_not_called_unobservable(run: RunDirectory, capsys: Captured) -> None:
-    """Fresh interpreters import for many seconds."""
-    write(run, "state_changed", to="starting")
-    Board.create(run.board, 1)
-    main(["status"])
-    assert "  local rank 0: has not started yet" in capsys.readouterr().out.splitlines()
-
-
-@pytest.mark.parametrize(("code", "state"), [(0, "finished"), (75, "stopped")])
-def test_a_script_without_a_trainer_is_not_at_a_step(
-    run: RunDirectory, capsys: Captured, code: int, state: str
-) -> None:
-    """No step 0, no checkpoint that is still to come, and nothing that cannot be recovered from."""
-    run.journal.unlink()
-    write(run, "run_started")
-    write(run, "run_ended", exit_code=code, sentence="")
-    assert main(["status", "night"]) == 0
-    shown = capsys.readouterr().out
-    assert f"state       {state}" in shown
-    assert "none counted" in shown
-    assert [words for words in ("step 0", "none yet", "nothing to recover") if words in shown] == []
-
-
-def test_excluded_samples_are_counted_by_reason(run: RunDirectory, capsys: Captured) -> None:
-    """Nothing is said of them if there are none."""
-    assert main(["status", "night"]) == 0
-    assert "masked" not in capsys.readouterr().out
-    write(run, "sample_masked", rank=1, step=8, function="accuracy", reason="nan", samples=[5, 6], count=2)
-    write(run, "sample_masked", rank=0, step=8, function=None, reason="deadline", samples=[1], count=1)
-    write(run, "group_masked", rank=0, step=8, groups=[1], count=1, of=2, steps_without_samples=0)
-    assert main(["status", "night"]) == 0
-    assert "3 samples (nan 2, deadline 1), 1 whole group" in capsys.readouterr().out
-    assert main(["status", "night", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["masked"]["samples"] == {"nan": 2, "deadline": 1}
-
-
-def test_a_memory_plan_is_shown_where_there_is_one(run: RunDirectory, capsys: Captured) -> None:
-    """In text and as JSON; a run that has the script's own settings shows nothing."""
-    main(["status", "night"])
-    assert "memory plan" not in capsys.readouterr().out
-    write(run, "plan_changed", plan={"micro_batch_divisor": 4})
-    main(["status", "night"])
-    assert "micro-batch=4" in capsys.readouterr().out
-    main(["status", "night", "--json"])
-    assert json.loads(capsys.readouterr().out)["memory_plan"] == {"micro_batch_divisor": 4}
-
-
-def test_what_makes_steps_slower_is_shown(run: RunDirectory, capsys: Captured) -> None:
-    """With the sentence that was printed."""
-    write(run, "growth_found", rank=0, step=9, phase="Scan.on_log", factor=1.5, sentence="callback Scan")
-    assert main(["status", "night"]) == 0
-    assert "  callback Scan" in capsys.readouterr().out.splitlines()
-
-
-def test_findings_of_the_memory_trace_are_listed(run: RunDirectory, capsys: Captured) -> None:
-    """With ranks and attempts; as JSON too. A report that there is none of says where they are."""
-    journal = Journal(run.journal, "night")
-    for attempt in (0, 1):
-        journal.attempt = attempt
-        journal.write(
-            event("memory_finding", rank=1, step=8, world_size=2, key="a", subject="b",
-            sentence="5 tensors, held by list `a`"
-        ))  # fmt: skip
-    assert main(["status", "night"]) == 0
-    assert "memory: rank 1: 5 tensors, held by list `a` (found in 2 attempts)" in capsys.readouterr().out
-    assert main(["status", "night", "--json"]) == 0
-    (found,) = json.loads(capsys.readouterr().out)["memory_trace"]["findings"]
-    assert (found["ranks"], found["attempts"]) == ([1], [0, 1])
-    assert main(["report", "night", "--incident", "last"]) == 2
-    assert "`grpo-run status" in capsys.readouterr().err

@@ -147,11 +147,3 @@ def test_a_request_is_repeated_for_a_supervisor_that_is_starting(run: RunDirecto
     assert stop_requests.ask(run.board, seconds=60.0)
     timer.join()
     requests.end()
-
-
-@pytest.mark.usefixtures("run")
-def test_an_inactive_run_is_refused(sent: list[tuple[int, int]], capsys: Captured) -> None:
-    """Exit code 2, and no signal is sent."""
-    assert main(["stop", "night"]) == 2
-    assert "no run is active" in capsys.readouterr().err
-    assert sent == []

@@ -73,12 +73,13 @@ class World:
         """Send no reply."""
         return []
 
-    def poll(self, seconds: float = POLL_SECONDS) -> None:
+    def poll(self, seconds: float = POLL_SECONDS, *, times: int = 1) -> None:
         """Advance the clock and poll the scheduler, at least once a second as the supervisor does."""
-        end = self.now + seconds
-        while self.now < end:
-            self.now = min(end, self.now + 1.0)
-            self.scheduler.poll()
+        for _ in range(times):
+            end = self.now + seconds
+            while self.now < end:
+                self.now = min(end, self.now + 1.0)
+                self.scheduler.poll()
 
     def suspend(self, seconds: float) -> None:
         """Advance the clock without a poll, as if all processes were stopped, and poll the scheduler."""

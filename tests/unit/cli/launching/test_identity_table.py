@@ -36,27 +36,18 @@ OTHER = "another run, which does not touch the first"
 REFUSED = "refused"
 NOTHING = "nothing to do, code 0"
 SAME_CHECKPOINTS = "continues from its checkpoints in `output_dir`, with a record of its own"
-NAMED = ("--resume-from", "ours/checkpoint-3")
 COMMAND = ("train.py", "--config", "config.yaml", "--lr", "1")
 
 
-def edit(name: str) -> Callable[[pytest.MonkeyPatch], None]:
+def edit(patch: pytest.MonkeyPatch, name: str) -> None:
     """Append a line to a file."""
-
-    def change(patch: pytest.MonkeyPatch) -> None:
-        Path(name).write_text(Path(name).read_text() + "# edited\n")
-
-    return change
+    Path(name).write_text(Path(name).read_text() + "# edited\n")
 
 
-def variables(**values: str) -> Callable[[pytest.MonkeyPatch], None]:
+def variables(patch: pytest.MonkeyPatch, *pairs: str) -> None:
     """Set variables."""
-
-    def change(patch: pytest.MonkeyPatch) -> None:
-        for name, value in values.items():
-            patch.setenv(name, value)
-
-    return change
+    for pair in pairs:
+        patch.setenv(*pair.split("="))
 
 
 def link(patch: pytest.MonkeyPatch) -> None:
@@ -85,7 +76,7 @@ def other_torch(patch: pytest.MonkeyPatch) -> None:
 
 def other_host(patch: pytest.MonkeyPatch) -> None:
     """The next job of a scheduler, on another machine."""
-    variables(HOSTNAME="b", SLURM_JOB_ID="2", MASTER_ADDR="b", USER="other")(patch)
+    variables(patch, "HOSTNAME=b", "SLURM_JOB_ID=2", "MASTER_ADDR=b", "USER=other")
 
 
 def other_run(patch: pytest.MonkeyPatch) -> None:
@@ -106,86 +97,46 @@ def nothing(patch: pytest.MonkeyPatch) -> None:
     """The change is in the command."""
 
 
-@dataclass(frozen=True, kw_only=True)
+CHANGES: dict[str, Callable[..., None]] = {
+    change.__name__: change
+    for change in (
+        edit,
+        variables,
+        link,
+        move,
+        elsewhere,
+        other_torch,
+        other_host,
+        other_run,
+        commit,
+        nothing,
+    )
+}
+
+
+@dataclass(frozen=True)
 class Row:
-    """A change after a run was stopped (or has finished), and what the launch does."""
+    """A change after a run was stopped (or has finished), and what the launch does: a line of the file.
+
+    Attributes:
+        words: of the launch after the change.
+        make: the function that makes the change, and what it is given.
+        code: with which the run has ended.
+        launched_with: options of the launch before, or `-`.
+    """
 
     change: str
     outcome: str
-    make: Callable[[pytest.MonkeyPatch], None] = nothing
-    options: Sequence[str] = ()
-    command: Sequence[str] = COMMAND
-    code: int = 75
-    launched_with: Sequence[str] = ()
+    words: str
+    make: str
+    code: str
+    launched_with: str
 
 
-ROWS = (
-    Row(change="none", outcome=CONTINUES),
-    Row(change="options of supervision (`--max-restarts`, `--stop-timeout`, `--deadline-floor`, `--inject`)",
-    outcome=CONTINUES,
-        options=("--max-restarts", "10", "--stop-timeout", "9", "--deadline-floor", "90", "--inject",
-        "kill@rank0:step3")),
-    Row(change="`--snapshot-every`, `--snapshot-dir`, `--show-ranks`, `--metrics-addr`", outcome=CONTINUES,
-        options=("--snapshot-every", "7", "--snapshot-dir", "off", "--show-ranks", "0", "--metrics-addr",
-        "off")),
-    Row(change="`--memory-plan micro-batch=2`", outcome=CONTINUES,
-    options=("--memory-plan", "micro-batch=2")),
-    Row(change="`--generation max_time=3`", outcome=ASKED, options=("--generation", "max_time=3")),
-    Row(change="`--nproc-per-node`", outcome=CONTINUES, options=("--nproc-per-node", "2")),
-    Row(change="`--run-dir` with the run's own directory", outcome=CONTINUES,
-    options=("--run-dir", "{directory}")),
-    Row(change="`--run-dir` with another directory", outcome=SAME_CHECKPOINTS,
-    options=("--run-dir", "other")),
-    Row(change="`--run-dir` of the run, other arguments", outcome=REFUSED,
-    options=("--run-dir", "{directory}"),
-        command=(*COMMAND, "--seed", "2")),
-    Row(change="`--nnodes 2`, with a run directory for each node", outcome=SAME_CHECKPOINTS,
-        options=("--nnodes", "2", "--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:29400")),
-    Row(change="`--resume-from` another run", outcome=SAID, make=other_run,
-    options=("--resume-from", "other")),
-    Row(change="`--resume-from` the run's newest checkpoint", outcome=CONTINUES,
-        options=("--resume-from", "ours/checkpoint-4")),
-    Row(change="`--resume-from` an older checkpoint of the run", outcome=REFUSED, options=NAMED),
-    Row(change="`--resume-from` an older checkpoint of the run, as at the last launch", outcome=SAID,
-    options=NAMED,
-        launched_with=NAMED),
-    Row(change="`--fresh --resume-from` an older checkpoint of the run", outcome=OTHER,
-    options=("--fresh", *NAMED)),
-    Row(change="`--fresh --resume-from` an older checkpoint of the run, `--run-dir` with another directory",
-    outcome=OTHER,
-        options=("--fresh", *NAMED, "--run-dir", "new")),
-    Row(change="`--fresh --resume-from` another run", outcome=OTHER, make=other_run,
-        options=("--fresh", "--resume-from", "other")),
-    Row(change="`--fresh`, `--run-dir` with another directory", outcome=OTHER,
-    options=("--fresh", "--run-dir", "new")),
-    Row(change="`--fresh`", outcome=OTHER, options=("--fresh",)),
-    Row(change="`SEED`, `PYTHONHASHSEED`, `CUBLAS_WORKSPACE_CONFIG` or `NVIDIA_TF32_OVERRIDE`", outcome=ASKED,
-        make=variables(SEED="2")),
-    Row(change="another variable (`STAGE=2`, `HF_TOKEN`)", outcome=SAID,
-    make=variables(STAGE="2", HF_TOKEN="other")),
-    Row(change="the list of GPUs (`CUDA_VISIBLE_DEVICES`)", outcome=CONTINUES,
-    make=variables(CUDA_VISIBLE_DEVICES="3")),
-    Row(change="host name, user, and variables of the scheduler", outcome=CONTINUES, make=other_host),
-    Row(change="the script was edited", outcome=ASKED, make=edit("train.py")),
-    Row(change="a file of yours that it imported was edited", outcome=ASKED, make=edit("rewards.py")),
-    Row(change="a file named in its arguments was edited", outcome=ASKED, make=edit("config.yaml")),
-    Row(change="a file that it neither imported nor names was edited", outcome=CONTINUES,
-    make=edit("notes.py")),
-    Row(change="the script was moved", outcome=OTHER, make=move, command=("moved/train.py", *COMMAND[1:])),
-    Row(change="another spelling of its path, or a link to it", outcome=CONTINUES, make=link,
-    command=("./link.py", *COMMAND[1:])),
-    Row(change="`-m train` instead of `train.py`", outcome=OTHER, command=("-m", "train", *COMMAND[1:])),
-    Row(change="another argument", outcome=OTHER, command=(*COMMAND[:-1], "2")),
-    Row(change="the same arguments in another order", outcome=OTHER,
-    command=("train.py", "--lr", "1", "--config", "config.yaml")),
-    Row(change="another working directory", outcome=OTHER, make=elsewhere),
-    Row(change="a version of torch, transformers, TRL …", outcome=SAID, make=other_torch),
-    Row(change="the git commit", outcome=CONTINUES, make=commit),
-    Row(change="none, the run has finished", outcome=NOTHING, code=0),
-    Row(change="the script was edited, the run has finished", outcome=REFUSED, code=0, make=edit("train.py")),
-    Row(change="options of supervision, the run has finished", outcome=NOTHING, code=0,
-    options=("--max-restarts", "10")),
-)  # fmt: skip
+ROWS = [
+    Row(*line.split(" | "))
+    for line in Path(__file__).with_name("identity_table.txt").read_text().splitlines()
+]
 
 
 @pytest.fixture
@@ -193,7 +144,7 @@ def at_home(here: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The working directory of the run, with a script, a module and a configuration file."""
     for name in ("train.py", "rewards.py", "config.yaml", "notes.py"):
         (here / name).write_text("")
-    variables(STAGE="1", SEED="1", HF_TOKEN="secret", HOSTNAME="a", CUDA_VISIBLE_DEVICES="0")(monkeypatch)
+    variables(monkeypatch, "STAGE=1", "SEED=1", "HF_TOKEN=secret", "HOSTNAME=a", "CUDA_VISIBLE_DEVICES=0")
     return here
 
 
@@ -204,7 +155,7 @@ def recorded(row: Row) -> RunDirectory:
         path.mkdir(parents=True)
         (path / "trainer_state.json").write_text("{}")
         write_manifest(path, identity("ours", step, run_id=parse(COMMAND).config.run_id))
-    launch = parse([*row.launched_with, *COMMAND])
+    launch = parse([*(row.launched_with.split() if row.launched_with != "-" else []), *COMMAND])
     run = RunDirectory(path=launch.config.run_directory)
     run.create()
     run.write_run({**launch.config.as_json(), "inputs": inputs_of(launch.config, launch.script).as_json()})
@@ -218,7 +169,7 @@ def recorded(row: Row) -> RunDirectory:
     )
     journal.write(event("step_committed", step=5, train_call=1, target_steps=10))
     journal.write(event("checkpoint_published", step=4, train_call=1, path=str(folder / "checkpoint-4")))
-    journal.write(event("run_ended", exit_code=row.code, sentence=""))
+    journal.write(event("run_ended", exit_code=int(row.code), sentence=""))
     return run
 
 
@@ -256,15 +207,16 @@ def test_each_row_of_the_table_holds(
 ) -> None:
     """`--accept-change` continues where a change is asked about; no decision writes to the run's record."""
     run = recorded(row)
-    row.make(monkeypatch)
-    outcome = decided([*row.options, *row.command], run, capsys)
+    kind, *given = row.make.split()
+    CHANGES[kind](monkeypatch, *given)
+    outcome = decided(row.words.split(), run, capsys)
     if row.outcome != ASKED:
         assert outcome.partition(":")[0] == row.outcome, outcome
         return
     assert outcome.startswith(REFUSED), outcome
     assert "--accept-change" in outcome
     assert "secret" not in outcome
-    assert decided(["--accept-change", *row.options, *row.command], run, capsys) == SAID
+    assert decided(["--accept-change", *row.words.split()], run, capsys) == SAID
 
 
 def test_the_table_in_the_documentation_is_this_one() -> None:
@@ -310,7 +262,7 @@ def test_a_finished_run_is_refused_only_if_the_checkpoint_that_it_named_is_gone(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """A script that deletes its checkpoints before its last line has finished, as often as it is launched."""
-    run = recorded(next(row for row in ROWS if row.code == 0))
+    run = recorded(next(row for row in ROWS if row.code == "0"))
     shutil.rmtree("ours")
     assert decided(COMMAND, run, capsys) == NOTHING
     journal = Journal(run.journal, run.read_run()["run_id"])

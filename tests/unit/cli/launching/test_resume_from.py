@@ -9,7 +9,7 @@ from support.identities import identity
 from support.journal import as_event
 
 from grpo_run.cli.launching.command import parse
-from grpo_run.cli.launching.identity import check_against_run, check_resume_from
+from grpo_run.cli.launching.identity import check_against_run
 from grpo_run.runtime.checkpoints.manifest import write_manifest
 from grpo_run.runtime.errors import UsageError
 from grpo_run.runtime.history.history import History
@@ -19,64 +19,11 @@ from grpo_run.runtime.snapshots.slot import STAGED
 OWN = Path("runs/mine")
 
 
-def make_run(path: Path) -> None:
-    """A run directory."""
-    run = RunDirectory(path=path)
-    run.create()
-    run.write_run({"run_id": path.name})
-
-
 def make_checkpoint(path: Path, run_id: str) -> None:
     """A published checkpoint of a run."""
     path.mkdir(parents=True)
     (path / "trainer_state.json").write_text("{}")
     write_manifest(path, identity(step=5, run_id=run_id))
-
-
-@pytest.mark.parametrize("place", ["runs", "elsewhere"])
-def test_a_run_with_a_directory_is_accepted(here: Path, place: str) -> None:
-    """The directory is under `runs/`, or beside this run's own."""
-    make_run(here / place / "night")
-    check_resume_from("night", here / place / "mine", ())
-
-
-@pytest.mark.parametrize("folder", ["out", "models/out"])
-def test_a_run_known_by_its_checkpoints_is_accepted(here: Path, folder: str) -> None:
-    """Its run directory may be on another machine."""
-    make_checkpoint(here / folder / "checkpoint-5", "night")
-    check_resume_from("night", OWN, ())
-    with pytest.raises(UsageError):
-        check_resume_from("day", OWN, ())
-
-
-@pytest.mark.parametrize("words", [("--output-dir", "{}"), ("--output-dir={}",)])
-def test_a_directory_in_the_scripts_arguments_is_searched(
-    here: Path, tmp_path_factory: pytest.TempPathFactory, words: tuple[str, ...]
-) -> None:
-    """It is the likely output directory."""
-    far = tmp_path_factory.mktemp("far")
-    make_checkpoint(far / "checkpoint-5", "night")
-    check_resume_from("night", OWN, [word.format(far) for word in words])
-
-
-@pytest.mark.parametrize("name", ["MANIFEST.json", "trainer_state.json"])
-def test_a_checkpoint_directory_is_accepted(here: Path, name: str) -> None:
-    """Checkpoints of grpo-run and of transformers are accepted."""
-    (here / "checkpoint-5").mkdir()
-    (here / "checkpoint-5" / name).write_text("{}")
-    check_resume_from("checkpoint-5", OWN, ())
-
-
-def test_the_closest_run_is_named(here: Path) -> None:
-    """A misspelt run id is refused with a hint."""
-    make_run(here / "runs" / "night-4f2a")
-    with pytest.raises(UsageError, match=r"--resume-from night-4f2b: .*did you mean night-4f2a\?"):
-        check_resume_from("night-4f2b", OWN, ())
-
-
-def test_nothing_to_resume_from_is_fine() -> None:
-    """The option is optional."""
-    check_resume_from(None, OWN, ())
 
 
 def history_with_snapshot(directory: RunDirectory, area: Path, step: int) -> History:

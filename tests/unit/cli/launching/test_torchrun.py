@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from support.builders.refused_commands import error
+from support.transcripts import Story, read, stories
 from torch.distributed.elastic.rendezvous import RendezvousParameters
 from torch.distributed.elastic.rendezvous import registry as rendezvous_registry
 from torch.distributed.run import get_args_parser
@@ -57,58 +58,7 @@ def start(here: Path, monkeypatch: pytest.MonkeyPatch) -> Start:
     return run
 
 
-STATIC = ("--nnodes", "2", "--master-port", "29511")
-HONOURED: dict[str, tuple[tuple[str, ...], Callable[[Started], object], object]] = {
-    "nnodes": (
-        ("--nnodes", "2:3"), lambda it: (it.rendezvous.min_nodes, it.rendezvous.max_nodes), (2, 3)
-    ),
-    "nproc_per_node": (("--nproc-per-node", "3"), lambda it: it.spec.local_world_size, 3),
-    "rdzv_backend": (
-        ("--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0"), lambda it: it.rendezvous.backend, "c10d"
-    ),
-    "rdzv_endpoint": (
-        ("--nnodes", "2", "--rdzv-endpoint", "host1:7"), lambda it: it.rendezvous.endpoint, "host1:7"
-    ),
-    "rdzv_id": (("--nnodes", "2", "--rdzv-id", "job7"), lambda it: it.rendezvous.run_id, "job7"),
-    "rdzv_conf": (
-        (*STATIC, "--rdzv-conf", "read_timeout=7"), lambda it: it.rendezvous.get("read_timeout"), "7"
-    ),
-    "standalone": (
-        ("--standalone", "--master-port", "29511"),
-        lambda it: (it.rendezvous.backend, it.rendezvous.endpoint), ("c10d", "localhost:0"),
-    ),
-    "max_restarts": (
-        ("--max-restarts", "5"), lambda it: it.launch.config.budget.failures_without_progress, 5
-    ),
-    "monitor_interval": (("--monitor-interval", "0.7"), lambda it: it.spec.monitor_interval, 0.7),
-    "start_method": (("--start-method", "fork"), lambda it: it.launch.elastic.start_method, "fork"),
-    "event_log_handler": (
-        ("--event-log-handler", "console"), lambda it: it.spec.event_log_handler, "console"
-    ),
-    "role": (("--role", "trainer"), lambda it: it.spec.role, "trainer"),
-    "redirects": (
-        ("--nproc-per-node", "2", "--redirects", "0:3"), lambda it: it.launch.config.shown_ranks, {1}
-    ),
-    "tee": (("--nproc-per-node", "2", "--tee", "3"), lambda it: it.launch.config.shown_ranks, {0, 1}),
-    "local_ranks_filter": (
-        ("--nproc-per-node", "2", "--local-ranks-filter", "1"), lambda it: it.launch.config.shown_ranks, {1}
-    ),
-    "node_rank": ((*STATIC, "--node-rank", "1"), lambda it: it.rendezvous.get("rank"), 1),
-    "master_addr": (
-        (*STATIC, "--master-addr", "host1"), lambda it: it.rendezvous.endpoint, "host1:29511"
-    ),
-    "master_port": (STATIC, lambda it: it.rendezvous.endpoint, "127.0.0.1:29511"),
-    "local_addr": (("--local-addr", "host2"), lambda it: it.rendezvous.local_addr, "host2"),
-    "signals_to_handle": (
-        ("--signals-to-handle", "SIGTERM,SIGUSR1"),
-        lambda it: it.environment["TORCHELASTIC_SIGNALS_TO_HANDLE"], "SIGTERM,SIGUSR1",
-    ),
-    "shutdown_timeout": (
-        ("--shutdown-timeout", "7"), lambda it: it.launch.config.timeouts.handler_seconds, 7.0
-    ),
-    "virtual_local_rank": (("--virtual-local-rank",), lambda it: it.spec.virtual_local_rank, True),
-}  # fmt: skip
-"""Words that set an option, where they arrive, and as what."""
+HONOURED = [story.title for story in read(Path(__file__).with_name("torchrun.txt"))]
 ELSEWHERE = {
     "help": "test_options.py", "module": "test_same_run.py", "training_script": "test_values.py",
     "training_script_args": "test_values.py",
@@ -121,14 +71,31 @@ def test_every_option_of_the_installed_torchrun_has_a_case() -> None:
     assert {action.dest for action in get_args_parser()._actions} == {*HONOURED, *REFUSALS, *ELSEWHERE}
 
 
-@pytest.mark.parametrize("name", HONOURED)
-def test_an_option_is_honoured(start: Start, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+class StartShell:
+    """Commands of `launch`, and what has arrived where an option acts."""
+
+    def __init__(self, start: Start) -> None:
+        self.begin = start
+
+    def start(self, text: str, *ways: str) -> str:
+        """Start with these words; show what is found in these places."""
+        found: list[Any] = [self.begin(*text.split())] * len(ways)
+        for place, way in enumerate(ways):
+            for name in way.split("."):
+                one = found[place]
+                found[place] = one.get(name) if isinstance(one, dict) else getattr(one, name)
+        return " ".join(str(one) for one in found)
+
+
+@stories(__file__, "torchrun.txt")
+def test_an_option_is_honoured(
+    story: Story, word: str, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Its value arrives where it acts, and differs from the default."""
     monkeypatch.setattr("grpo_run.cli.launching._values.output", lambda: Output.lines)
-    words, arrived, expected = HONOURED[name]
-    assert arrived(start(*words)) == expected
-    without = {"master_port": ("--nnodes", "2"), "standalone": STATIC, "rdzv_backend": STATIC}.get(name, ())
-    assert arrived(start(*without)) != expected
+    story.check(StartShell(start), word)
+    (_, without), (_, arrived) = story.exchanges
+    assert without != arrived
 
 
 @pytest.mark.usefixtures("here")
@@ -165,23 +132,6 @@ def test_the_local_ranks_of_every_node_are_shown(start: Start) -> None:
     """A run shows ranks by their global numbers."""
     words = ("--nnodes", "2", "--nproc-per-node", "2", "--local-ranks-filter", "1")
     assert start(*words).launch.config.shown_ranks == {1, 3}
-
-
-@pytest.mark.usefixtures("here")
-@pytest.mark.parametrize(
-    ("words", "says"),
-    [
-        (["--redirects", "1"], "--redirects 1: one of two streams of rank 0 cannot be hidden; use 3"),
-        (["--redirects", "4"], "--redirects 4: not what torchrun accepts"),
-        (["--local-ranks-filter", "x"], "--local-ranks-filter x: not what torchrun accepts"),
-        (["--tee", "3", "--show-ranks", "0"], "--tee and --show-ranks both say which ranks are shown"),
-        (["--shutdown-timeout", "0"], "--shutdown-timeout 0: must be a number of seconds above 0"),
-        (["--shutdown-timeout=-1"], "--shutdown-timeout -1: must be a number of seconds above 0"),
-    ],
-)
-def test_wrong_values_are_refused(words: list[str], says: str) -> None:
-    """In one line."""
-    assert says in error(*words, "train.py")
 
 
 def test_an_unknown_handler_of_events_is_refused(start: Start) -> None:

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from grpo_run.cli.main import main
 from grpo_run.cli.planning import script
 from grpo_run.cli.planning._script_process import ScriptReply
 from grpo_run.runtime.errors import ConfigError
@@ -15,45 +14,6 @@ from grpo_run.runtime.memory.facts import MemoryFacts
 from grpo_run.runtime.planning.computation import Computation
 
 CONFIGURATION = {"model_type": "qwen2", "_name_or_path": "some/model"}
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("print(1)\n", "it ends without a call of Trainer.train()"),
-        ("\nraise ValueError('no data')\n", "line 2 raises ValueError: no data"),
-        ("import sys\nsys.exit(sys.argv[1:])\n", "line 2 exits with ['--steps', '3']"),
-        (
-            (
-                "import argparse\np = argparse.ArgumentParser()\np.add_argument('--lr',"
-                " required=True)\np.parse_args()\n"
-            ),
-            "line 4 exits with 2: train.py: error: the following arguments are required: --lr",
-        ),
-        ("print('killed', flush=True)\nimport os\nos.kill(os.getpid(), 9)\n", "ended with -9: killed"),
-        ("import beside\n", "line 1 raises RuntimeError: imported"),
-        ("import time\ntime.sleep(600)\n", "it took longer than 2 s"),
-    ],
-)
-def test_a_script_that_does_not_reach_train_is_one_line_and_code_2(
-    text: str,
-    expected: str,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """It says what, where, and what to do. The first line of the output says that the script is run."""
-    monkeypatch.setattr(script, "MAX_SECONDS", 2 if "sleep" in text else 60)
-    path = tmp_path / "train.py"
-    path.write_text(text)
-    (tmp_path / "beside.py").write_text("raise RuntimeError('imported')\n")
-    assert main(["plan", str(path), "--", "--steps", "3"]) == 2
-    output = capsys.readouterr()
-    assert output.out.startswith(f"{path} is run until its first train()")
-    assert len(output.out.splitlines()) == 1
-    assert expected in output.err
-    assert "give --model" in output.err
-    assert len(output.err.strip().splitlines()) == 1
 
 
 KNOWN = Computation(

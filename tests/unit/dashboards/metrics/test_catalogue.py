@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import json
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -11,21 +12,15 @@ from typing import Any
 
 import pytest
 from support.journal import as_event
+from support.transcripts import Story, stories
 
-from grpo_run.dashboards.metrics.catalogue import ALL_METRICS, EXPORTER_METRICS, LABELS, RUN_METRICS
-from grpo_run.dashboards.metrics.metric import (
-    CAUSES,
-    DECIDED_ACTIONS,
-    INCIDENT_CAUSES,
-    RUN_STATES,
-    Metric,
-    RunObservation,
-)
+from grpo_run.dashboards.metrics.catalogue import ALL_METRICS, LABELS, RUN_METRICS
+from grpo_run.dashboards.metrics.metric import DECIDED_ACTIONS, INCIDENT_CAUSES, Metric, RunObservation
 from grpo_run.runtime.features import modules
 from grpo_run.runtime.history.recovery import Recovery
 from grpo_run.runtime.history.rewards import RewardLatency
 from grpo_run.runtime.history.status import RunStatus
-from grpo_run.watchdog.observation import Phase, Slot
+from grpo_run.watchdog.observation import Slot
 
 REPOSITORY = Path(__file__).parents[4]
 
@@ -118,110 +113,6 @@ def test_no_metric_exports_more_series_than_it_declares(make_slot: Any, make_sta
                 assert label.values is None or value in label.values, metric.name
 
 
-def test_the_default_group_has_a_name_and_the_others_are_bounded(make_slot: Any, make_status: Any) -> None:
-    """A group that only one rank has read has no gap; further groups are counted together."""
-    own = {str(number): (20, 10 + number) for number in range(12)}
-    ranks = {0: own, 1: {"0": (7, 6), "11": (20, 20)}}
-    status = make_status(make_slot(0), make_slot(1), collectives=ranks)
-    found = samples("grpo_collectives_completed", observation_of(status))
-    names = {group for rank, group in found if rank == "0"}
-    assert names == {"default", *map(str, range(1, 8)), "other"}
-    assert found["0", "default"] == 10
-    assert found["0", "other"] == 18 + 19 + 20 + 21
-    assert samples("grpo_collectives_enqueued", observation_of(status))["1", "default"] == 7
-    gaps = samples("grpo_collective_straggler_gap", observation_of(status))
-    assert gaps == {("default",): 4, ("other",): 1}
-
-
-def test_a_script_with_many_reward_functions_adds_no_series_without_limit(make_status: Any) -> None:
-    """Further functions are counted together."""
-    status = make_status()
-    for number in range(20):
-        status.history.rewards.latencies[0, 0, f"reward{number:02}"] = RewardLatency(
-            calls=1, total_seconds=2.0
-        )
-    found = samples("grpo_reward_seconds_total", observation_of(status))
-    assert len(found) == 9
-    assert found[("other",)] == 24.0
-    assert found[("reward00",)] == 2.0
-    functions = {f"reward{number:02}": {"mean": 0.25, "std": 0.5} for number in range(20)}
-    status.history.apply(as_event({"event": "step_logged", "time": 200.0, "reward_functions": functions}))
-    assert len(samples("grpo_reward_function_mean", observation_of(status))) == 9
-    assert samples("grpo_reward_function_std", observation_of(status))[("reward00",)] == 0.5
-
-
-def test_values_outside_the_closed_sets_become_unknown(make_status: Any) -> None:
-    """A journal written by another version adds no label values."""
-    status = make_status(state="hibernating")
-    status.history.recoveries.append(Recovery(cause="solar_flare", rank=None, step=1, action="reboot"))
-    observation = observation_of(status)
-    assert {key for key, value in samples("grpo_run_state", observation).items() if value} == {("unknown",)}
-    assert samples("grpo_incidents_total", observation)[("unknown",)] == 1.0
-    assert samples("grpo_last_incident_info", observation) == {("unknown", "undecided", "none"): 1.0}
-
-
-def test_run_state_is_one_hot_over_all_states(make_status: Any) -> None:
-    """Every state is exported, and exactly one of them is 1."""
-    states = samples("grpo_run_state", observation_of(make_status(state="recovering")))
-    assert states == {(state,): float(state == "recovering") for state in RUN_STATES}
-
-
-def test_a_stop_is_an_incident_but_no_restart(make_status: Any) -> None:
-    """A fault that ended the run counts as an incident only."""
-    status = make_status()
-    status.history.recoveries.append(Recovery(cause="exception", rank=0, step=7, action="stop"))
-    observation = observation_of(status)
-    assert sum(value or 0 for value in samples("grpo_restarts_total", observation).values()) == 1.0
-    assert samples("grpo_restarts_total", observation)[("signal", "restart")] == 1.0
-    incidents = samples("grpo_incidents_total", observation)
-    assert (incidents[("exception",)], incidents[("signal",)], len(incidents)) == (1.0, 1.0, len(CAUSES))
-
-
-def test_memory_is_exported_by_rank_and_phase(make_slot: Any, make_status: Any) -> None:
-    """Only of ranks that have measured it, and device figures only of ranks with a device."""
-    status = make_status(make_slot(0), make_slot(1), make_slot(2), None)
-    without = replace(status.memory[1], has_device=False)
-    observation = observation_of(replace(status, memory=(status.memory[0], without, None, status.memory[0])))
-    gib = 2**30
-    peaks = samples("grpo_rank_gpu_memory_peak_bytes", observation)
-    assert peaks[("0", "forward_backward")] == 70 * gib
-    assert peaks[("0", "generate")] == 60 * gib
-    assert {rank for rank, _ in peaks} == {"0"}
-    assert samples("grpo_rank_gpu_alloc_retries_total", observation) == {("0",): 13}
-    assert samples("grpo_rank_gpu_ooms_total", observation) == {("0",): 2}
-    assert samples("grpo_rank_gpu_memory_reserved_bytes", observation) == {("0",): 75 * gib}
-    resident = samples("grpo_rank_resident_peak_bytes", observation)
-    assert (resident["0", "optimizer"], resident["1", "optimizer"]) == (3 * gib, 4 * gib)
-    assert samples("grpo_rank_memory_accounting_seconds_total", observation) == {("0",): 0.5, ("1",): 0.5}
-
-
-def test_detection_and_recovery_times_are_the_last_known_values(make_status: Any) -> None:
-    """A fault that is not recovered yet does not hide the previous recovery time."""
-    status = make_status()
-    status.history.recoveries.append(
-        Recovery(cause="signal", rank=0, step=8, action="", detection_seconds=0.75)
-    )
-    observation = observation_of(status)
-    assert samples("grpo_last_detection_seconds", observation) == {(): 0.75}
-    assert samples("grpo_last_recovery_seconds", observation) == {(): 2.5}
-    assert samples("grpo_lost_steps_total", observation) == {(): 1.0}
-
-
-def test_the_innermost_phase_is_exported(make_slot: Any, make_status: Any) -> None:
-    """A rank in `generate` inside `data` is exported as generating for 10 s."""
-    observation = observation_of(make_status(make_slot(0)))
-    phases = samples("grpo_rank_phase", observation)
-    assert phases == {("0", phase.name): float(phase is Phase.generate) for phase in Phase}
-    assert samples("grpo_rank_phase_age_seconds", observation) == {("0",): 10.0}
-
-
-def test_a_rank_outside_any_phase_is_in_none(make_slot: Any, make_status: Any) -> None:
-    """Without an open phase every phase is 0 and the age is absent."""
-    observation = observation_of(make_status(make_slot(0, phases=())))
-    assert set(samples("grpo_rank_phase", observation).values()) == {0.0}
-    assert samples("grpo_rank_phase_age_seconds", observation) == {}
-
-
 def test_unreadable_rank_is_exported_only_as_unobservable(
     make_slot: Callable[..., Slot], make_status: Any
 ) -> None:
@@ -234,65 +125,61 @@ def test_unreadable_rank_is_exported_only_as_unobservable(
             assert {values[place] for values, _ in metric.read(observation)} == {"0"}, metric.name
 
 
-def test_a_wait_is_exported_with_its_rank_phase_and_deadline(make_slot: Any, make_status: Any) -> None:
-    """However short; nothing is exported while nobody waits, or while a fault is handled."""
-    awaited = ("grpo_run_awaited_rank_seconds", "grpo_run_awaited_rank_deadline_seconds")
-    waiting = observation_of(make_status(make_slot(0), make_slot(1)))
-    assert [samples(name, waiting) for name in awaited] == [
-        {("0", "generate"): 4.0},
-        {("0", "generate"): 60.0},
-    ]
-    for changes in ({"awaited": None}, {"state": "recovering"}):
-        observation = observation_of(make_status(make_slot(0), **changes))
-        assert [samples(name, observation) for name in awaited] == [{}, {}]
+class SamplesShell:
+    """A run, and what metrics of the catalogue export of it."""
+
+    def __init__(self, make_slot: Callable[..., Slot], make_status: Callable[..., RunStatus]) -> None:
+        self.make_slot, self.make_status = make_slot, make_status
+
+    def status(self, *ranks: str, state: str = "running", groups: str = "", **nothing: str) -> None:
+        """The run of the fixture, with these ranks; the named parts are not there."""
+        slots = [json.loads(text) for text in ranks]
+        found = [one if one is None else self.make_slot(rank, **one) for rank, one in enumerate(slots)]
+        changes: dict[str, Any] = {"state": state, **dict.fromkeys(nothing)}
+        if groups:
+            own = {str(number): (20, 10 + number) for number in range(int(groups))}
+            changes["collectives"] = {0: own, 1: {"0": (7, 6), "11": (20, 20)}}
+        self.run = self.make_status(*found, **changes)
+
+    def recovery(self, **given: str) -> None:
+        """A fault."""
+        fields = {
+            name: text if name in ("cause", "action") else json.loads(text) for name, text in given.items()
+        }
+        self.run.history.recoveries.append(Recovery(**fields))
+
+    def memory(self, rank: str, has_device: str = "") -> None:
+        """A rank has measured no device, or nothing."""
+        found = list(self.run.memory)
+        one = found[int(rank)]
+        found[int(rank)] = replace(one, has_device=False) if has_device and one else None
+        self.run = replace(self.run, memory=tuple(found))
+
+    def awaited(self, since: str) -> None:
+        """The wait began then."""
+        assert self.run.awaited is not None
+        self.run = replace(self.run, awaited=replace(self.run.awaited, since_seconds=float(since)))
+
+    def functions(self, count: str) -> None:
+        """So many reward functions."""
+        names = [f"reward{number:02}" for number in range(int(count))]
+        for name in names:
+            self.run.history.rewards.latencies[0, 0, name] = RewardLatency(calls=1, total_seconds=2.0)
+        logged = {name: {"mean": 0.25, "std": 0.5} for name in names}
+        self.run.history.apply(as_event({"event": "step_logged", "time": 200.0, "reward_functions": logged}))
+
+    def samples(self, *names: str) -> str:
+        """Every sample of these metrics that is not 0, and the number of the others."""
+        lines = []
+        for name in names:
+            found = samples(name, observation_of(self.run))
+            other = {labels: value for labels, value in found.items() if value != 0 or len(found) == 1}
+            lines += [f"{name} {' '.join(labels)} = {value}" for labels, value in other.items()]
+            lines += [f"{name} of {len(found) - len(other)} others = 0"] * (len(found) > len(other))
+        return "\n".join(lines)
 
 
-@pytest.mark.parametrize(
-    ("since", "state", "eta"),
-    [(996.0, "running", 186.0), (990.0, "running", None), (996.0, "stopping", None)],
-)
-def test_the_time_left_is_exported_while_steps_are_committed(
-    make_slot: Any, make_status: Any, since: float, state: str, eta: float | None
-) -> None:
-    """93 steps of 2 s. A wait of 10 s is five times as long as a step."""
-    status = make_status(make_slot(0), state=state)
-    assert status.awaited is not None
-    status = replace(status, awaited=replace(status.awaited, since_seconds=since))
-    assert samples("grpo_step_seconds", observation_of(status)) == {(): 2.0}
-    assert samples("grpo_eta_seconds", observation_of(status)) == {(): eta}
-
-
-def test_progress_age_is_never_negative(make_slot: Any, make_status: Any) -> None:
-    """A slot written after the clock was read has an age of 0 s."""
-    observation = observation_of(make_status(make_slot(0, last_progress_seconds=1000.5)))
-    assert samples("grpo_rank_last_progress_age_seconds", observation) == {("0",): 0.0}
-
-
-def test_run_and_exporter_metrics_do_not_mix() -> None:
-    """Only the exporter's own metrics are exported after a failed read."""
-    assert {metric.name for metric in EXPORTER_METRICS} == {
-        "grpo_observation_failed",
-        "grpo_observation_failures_total",
-        "grpo_observation_timestamp_seconds",
-    }
-
-
-def test_host_memory_is_exported_by_limit_process_and_kind(make_slot: Any, make_status: Any) -> None:
-    """Of the nearest limit; a rank that cannot be read and a sample that does not exist export nothing."""
-    status = make_status(make_slot(0), None)
-    observation = observation_of(status)
-    assert samples("grpo_host_memory_working_set_bytes", observation) == {(): 800}
-    assert samples("grpo_host_memory_full_pressure_ratio", observation) == {(): 0.25}
-    ranks = samples("grpo_rank_host_memory_bytes", observation)
-    assert ranks == {
-        ("0", "anonymous"): 40, ("0", "file"): 30, ("0", "shared"): 20, ("0", "pinned"): 10,
-    }  # fmt: skip
-    assert samples("grpo_helper_memory_bytes", observation) == {
-        ("data_workers",): 1,
-        ("other",): 2,
-        ("grpo_run",): 3,
-    }
-    nothing = observation_of(replace(status, host_memory=None))
-    assert samples("grpo_host_memory_limit_bytes", nothing) == {(): None}
-    assert samples("grpo_rank_host_memory_bytes", nothing) == {}
-    assert samples("grpo_host_memory_short_total", nothing) == {(): 0.0}
+@stories(__file__, "samples.txt")
+def test_samples(story: Story, word: str, make_slot: Any, make_status: Any) -> None:
+    """Every story of the file."""
+    story.check(SamplesShell(make_slot, make_status), word)

@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
+from support.boards import seen
 from support.collective_entries import add_entry
 
 from grpo_run.runtime.board._duration_table import TABLE_BYTES
@@ -25,14 +26,7 @@ from grpo_run.runtime.board.memory_area import MEMORY_AREA_BYTES
 from grpo_run.runtime.board.slot_writer import SlotWriter
 from grpo_run.runtime.errors import RunDirectoryError
 from grpo_run.watchdog.deadlocks.collectives import CollectiveProgress
-from grpo_run.watchdog.observation import Phase, RankState, Slot
-
-
-def seen(board: Board, index: int = 1) -> Slot:
-    """Return a reading that must exist."""
-    slot = board.read(index)
-    assert slot is not None
-    return slot
+from grpo_run.watchdog.observation import Phase, RankState
 
 
 def test_a_slot_identifies_its_rank(board: Board, writer: SlotWriter) -> None:
@@ -47,32 +41,6 @@ def test_a_slot_never_written_is_unknown(board: Board) -> None:
     """It is not read as a healthy rank at step 0."""
     assert board.read(0) is None
     assert board.read_all() == [None, None]
-
-
-def test_slots_are_independent(board: Board, writer: SlotWriter) -> None:
-    """A write to one slot does not change another."""
-    writer.log({"reward": 0.25})
-    writer.publish()
-    before = repr(seen(board))
-    neighbour = board.writer(0, rank=4, pid=4710, attempt=3)
-    neighbour.log({"reward": 0.75})
-    neighbour.publish()
-    assert repr(seen(board)) == before  # as text: gauges never set are NaN, which equals nothing
-    assert seen(board, 0).value("reward") == 0.75
-
-
-def test_the_slot_outlives_its_writer(tmp_path: Path) -> None:
-    """Another mapping reads it after the writer's mapping is closed."""
-    path = tmp_path / "board.mmap"
-    created = Board.create(path, 1)
-    rank = Board.open(path, writable=True)
-    writer = rank.writer(0, rank=0, pid=1, attempt=0)
-    writer.step = 41
-    writer.enter(Phase.generate)
-    writer.publish()
-    del rank, writer  # closes the mapping
-    assert seen(created, 0).step == 41
-    assert seen(Board.open(path), 0).phase is Phase.generate
 
 
 def test_the_file_is_private(tmp_path: Path) -> None:
@@ -155,6 +123,11 @@ def test_the_collective_log_belongs_to_its_slot(board: Board, writer: SlotWriter
     assert board.read(0) is None
 
 
+def may_wait(board: Board) -> bool:
+    """Whether the log leaves open that local rank 1 is in a collective."""
+    return may_be_in_collective(board.copy_log(1), seen(board).collectives_issued)
+
+
 def log_collective(
     writer: SlotWriter,
     *,
@@ -166,22 +139,6 @@ def log_collective(
     return add_entry(writer.collective_log, operation=operation, on_device=on_device, progress=progress)
 
 
-def test_a_wait_is_seen_in_an_older_entry(board: Board, writer: SlotWriter) -> None:
-    """Once it is over, the rank is in no collective."""
-    assert not may_be_in_collective(board.copy_log(1), seen(board).collectives_issued)
-    waited = log_collective(writer)
-    assert not may_be_in_collective(
-        board.copy_log(1), seen(board).collectives_issued
-    )  # it continues, and may wait later
-    for _ in range(3):
-        log_collective(writer)
-    writer.collective_log.mark(waited, CollectiveProgress.waiting)
-    assert may_be_in_collective(board.copy_log(1), seen(board).collectives_issued)
-    assert not may_be_in_collective(board.copy_log(0), 0)
-    writer.collective_log.mark(waited, CollectiveProgress.completed)
-    assert not may_be_in_collective(board.copy_log(1), seen(board).collectives_issued)
-
-
 def test_a_wait_is_seen_at_every_place_of_the_ring(board: Board, writer: SlotWriter) -> None:
     """The entry may be the first, the last, or one written after the ring has wrapped.
 
@@ -190,15 +147,15 @@ def test_a_wait_is_seen_at_every_place_of_the_ring(board: Board, writer: SlotWri
     for _ in range(ENTRIES + 2):
         number = log_collective(writer)
         writer.collective_log.mark(number, CollectiveProgress.waiting)
-        assert may_be_in_collective(board.copy_log(1), seen(board).collectives_issued)
+        assert may_wait(board)
         writer.collective_log.mark(number, CollectiveProgress.completed)
-        assert not may_be_in_collective(board.copy_log(1), seen(board).collectives_issued)
+        assert not may_wait(board)
     writer.collective_log.mark(log_collective(writer), CollectiveProgress.waiting)
     for _ in range(ENTRIES - 1):
         log_collective(writer)
-        assert may_be_in_collective(board.copy_log(1), seen(board).collectives_issued)
+        assert may_wait(board)
     log_collective(writer)
-    assert not may_be_in_collective(board.copy_log(1), seen(board).collectives_issued)
+    assert not may_wait(board)
 
 
 @pytest.mark.parametrize("progress", list(CollectiveProgress))
@@ -210,11 +167,9 @@ def test_the_last_entry_on_a_device_may_be_in_progress(
     A later entry on the host shows that the rank has continued.
     """
     log_collective(writer, on_device=True, progress=progress)
-    assert may_be_in_collective(board.copy_log(1), seen(board).collectives_issued)
+    assert may_wait(board)
     log_collective(writer, progress=CollectiveProgress.completed)
-    assert may_be_in_collective(board.copy_log(1), seen(board).collectives_issued) is (
-        progress is CollectiveProgress.waiting
-    )
+    assert may_wait(board) is (progress is CollectiveProgress.waiting)
 
 
 def test_a_new_attempt_has_no_log_and_no_durations(board: Board, writer: SlotWriter) -> None:
@@ -385,3 +340,34 @@ def test_a_board_that_cannot_be_read_is_unknown(tmp_path: Path) -> None:
     assert not board.has_full_size
     assert not board.is_at(path)
     board.write_awaited(None)
+
+
+@pytest.fixture
+def reads_miss_mappings(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Read calls see what write calls have written, and nothing else."""
+    written: dict[int, int] = {}
+    pwrite = os.pwrite
+
+    def write(descriptor: int, content: bytes, offset: int) -> int:
+        written.update(enumerate(content, offset))
+        return pwrite(descriptor, content, offset)
+
+    def read(descriptor: int, size: int, offset: int) -> bytes:
+        return bytes(written.get(at, 0) for at in range(offset, offset + size))
+
+    monkeypatch.setattr(os, "pwrite", write)
+    monkeypatch.setattr(os, "pread", read)
+
+
+@pytest.mark.usefixtures("reads_miss_mappings")
+def test_a_file_system_where_read_calls_miss_what_ranks_write_is_refused(tmp_path: Path) -> None:
+    """A hang would go unseen otherwise."""
+    with pytest.raises(RunDirectoryError, match="choose another with --run-dir"):
+        Board.create(tmp_path / "board.mmap", 1)
+
+
+def test_the_trial_leaves_nothing_behind(tmp_path: Path) -> None:
+    """On other file systems."""
+    Board.create(tmp_path / "board.mmap", 1)
+    header = (tmp_path / "board.mmap").read_bytes()[56:256]
+    assert header == bytes(len(header))

@@ -64,13 +64,6 @@ def test_an_entry_is_read_as_it_was_written(memory: mmap.mmap, writer: Collectiv
     assert (note.progress, note.point_to_point) == (CollectiveProgress.waiting, True)
 
 
-def test_the_last_number_is_stored_outside_the_log(memory: mmap.mmap, writer: CollectiveLogWriter) -> None:
-    """A reader detects new entries without reading the log."""
-    for expected in (1, 2, 3):
-        assert add(writer) == expected
-        assert struct.unpack_from("<Q", memory, NUMBER_AT) == (expected,)
-
-
 @pytest.mark.parametrize("many", [ENTRIES - 1, ENTRIES, ENTRIES + 1, 2 * ENTRIES + 5])
 def test_the_log_keeps_the_newest_entries_in_order(
     memory: mmap.mmap, writer: CollectiveLogWriter, many: int
@@ -82,18 +75,6 @@ def test_the_log_keeps_the_newest_entries_in_order(
     kept = range(max(1, many - ENTRIES + 1), many + 1)
     assert [note.sequence for note in entries(memory)] == list(kept)
     assert (memory[:NUMBER_AT], memory[OFFSET + LOG_BYTES :]) == (before, behind)
-
-
-@pytest.mark.parametrize("progress", list(CollectiveProgress))
-def test_progress_is_marked_on_its_own_entry(
-    memory: mmap.mmap, writer: CollectiveLogWriter, progress: CollectiveProgress
-) -> None:
-    """Other entries do not change."""
-    first, second = add(writer), add(writer)
-    writer.mark(first, progress)
-    notes = entries(memory)
-    assert [note.progress for note in notes] == [progress, CollectiveProgress.enqueued]
-    assert second == 2
 
 
 def test_the_waiting_thread_is_recorded_while_it_waits(

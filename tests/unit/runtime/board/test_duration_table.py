@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from grpo_run.runtime.board._duration_table import (
     CALLBACKS,
-    LAST_PHASE,
     OTHERS,
     TABLE_BYTES,
     DurationTableWriter,
@@ -56,20 +55,6 @@ def test_an_entry_equals_the_durations_of_its_phase(seconds: list[float], key: P
     assert histogram.sum_seconds == pytest.approx(sum(seconds))
     for edge, below in zip(HISTOGRAM_EDGES_SECONDS, accumulate(histogram.counts), strict=False):
         assert below == sum(bucket_of(one) <= bucket_of(edge) - 1 for one in seconds)
-
-
-def test_phases_have_separate_counters() -> None:
-    """Nothing outside the table is written."""
-    memory = mmap.mmap(-1, OFFSET + TABLE_BYTES + OFFSET)
-    memory[:] = b"\xff" * len(memory)
-    writer = DurationTableWriter(memory, OFFSET)
-    for number, phase in enumerate(PHASES, 1):
-        for _ in range(number + 1):
-            writer.add(phase, 1e6)
-    durations = read_durations(memory[OFFSET:-OFFSET])
-    assert [durations[phase].count for phase in PHASES] == list(range(1, LAST_PHASE + 1))
-    assert all(one.max_seconds == 1e6 for one in durations.values())
-    assert memory[:OFFSET] == memory[-OFFSET:] == b"\xff" * OFFSET
 
 
 def test_the_open_callback_is_readable_and_its_durations_are_kept_by_name(

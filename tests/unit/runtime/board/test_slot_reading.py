@@ -8,17 +8,15 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
+from support.boards import seen
 
-from grpo_run.runtime.board import board as reading_module
 from grpo_run.runtime.board import slot_writer
 from grpo_run.runtime.board._header import HEADER_BYTES
 from grpo_run.runtime.board._slot_layout import SLOT_BYTES
 from grpo_run.runtime.board.board import Board
 from grpo_run.runtime.board.slot_writer import SlotWriter
-from grpo_run.watchdog.observation import Slot
 
 
 @pytest.fixture
@@ -28,13 +26,6 @@ def often_switching() -> Iterator[None]:
     sys.setswitchinterval(1e-6)
     yield
     sys.setswitchinterval(before)
-
-
-def seen(board: Board, index: int = 1) -> Slot:
-    """Return a reading that must exist."""
-    slot = board.read(index)
-    assert slot is not None
-    return slot
 
 
 def set_sequence(path: Path, number: int) -> None:
@@ -81,21 +72,6 @@ def test_two_threads_that_write_at_once_leave_a_readable_slot(
     for thread in threads:
         thread.join()
     assert board.read(1) is not None
-
-
-def test_a_reading_that_overlaps_a_write_is_repeated(
-    board: Board, writer: SlotWriter, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The sequence number changed during the reading."""
-    numbers = iter([2, 4, 6, 6])
-    # the number as seen while a writer is at work
-    overtaken = SimpleNamespace(
-        unpack_from=lambda raw: (next(numbers),), unpack=lambda raw: (next(numbers),), size=8
-    )
-    for name in ("VERSION", "SEQUENCE"):
-        monkeypatch.setattr(reading_module, name, overtaken)
-    assert seen(board).writes == 3
-    assert next(numbers, None) is None
 
 
 def test_a_concurrent_reader_sees_consistent_slots_only(

@@ -203,14 +203,6 @@ def test_a_crash_during_deletion_leaves_no_checkpoint_name(
     assert os.listdir(tmp_path) == ["checkpoint-2"]
 
 
-def test_renamed_directories_are_never_rotated(tmp_path: Path) -> None:
-    """Replaced and rejected ones."""
-    for name in ("replaced-checkpoint-1", "replaced-checkpoint-1.2", "rejected-checkpoint-1"):
-        save(tmp_path, 1).rename(tmp_path / name)
-    rotate(tmp_path, newest=save(tmp_path, 3), limit=1, best=None)
-    assert len(os.listdir(tmp_path)) == 4
-
-
 def test_a_superseded_snapshot_with_added_files_is_kept(tmp_path: Path) -> None:
     """A script may write into any of its directories."""
     first = save(tmp_path, 1, scheduled=False)

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
-from support.manifests import fill, publish, rewrite
+from support.manifests import publish, rewrite
 
 from grpo_run.runtime.checkpoints.manifest import MANIFEST, read_manifest, remove_manifest
 from grpo_run.runtime.checkpoints.search import (
@@ -29,20 +29,6 @@ def test_a_checkpoint_without_its_manifest_is_not_found(checkpoint: Path, tmp_pa
     assert list(find_checkpoints(tmp_path)) == []
     with pytest.raises(CheckpointError, match=MANIFEST):
         read_manifest(checkpoint)
-
-
-def test_checkpoints_are_found_newest_step_first(tmp_path: Path) -> None:
-    """The order is by step number, not by name or age."""
-    for step in (9, 100, 20):
-        publish(tmp_path / f"checkpoint-{step}", step=step)
-    assert [found.manifest.step for found in find_checkpoints(tmp_path)] == [100, 20, 9]
-
-
-def test_directories_without_a_manifest_are_skipped(tmp_path: Path) -> None:
-    """A newer one does not hide a complete checkpoint."""
-    publish(tmp_path / "checkpoint-5")
-    fill(tmp_path / "checkpoint-10")
-    assert [found.path.name for found in find_checkpoints(tmp_path)] == ["checkpoint-5"]
 
 
 @pytest.mark.parametrize(

@@ -179,11 +179,6 @@ def test_no_rank_remains_if_one_cannot_be_started(
     assert [process.code for process in made] == [-9]
 
 
-def test_a_signal_to_a_process_that_has_exited_is_ignored() -> None:
-    """The signal was meant to make it exit."""
-    ranks._send(2**22 + 1, signal.SIGKILL)
-
-
 def test_ranks_receive_sigterm_first(group: RankGroup, made: list[FakeProcess], signals: Signals) -> None:
     """And SIGCONT, because a stopped rank handles no signal. Those that exit are not killed."""
     signals.cooperative |= {104, 105, 106}
@@ -201,13 +196,6 @@ def test_a_rank_that_ignores_sigterm_is_killed_after_the_grace_period(
     signals.cooperative |= {104, 106}
     group.kill(grace_seconds=0.01)
     assert [process.code for process in made] == [0, -signal.SIGKILL, 0]
-    assert group.alive == {}
-
-
-def test_without_a_grace_period_no_sigterm_is_sent(group: RankGroup, signals: Signals) -> None:
-    """SIGKILL is the only signal."""
-    group.kill()
-    assert {number for _, number in signals.sent} == {signal.SIGKILL}
     assert group.alive == {}
 
 

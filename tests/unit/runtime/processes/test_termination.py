@@ -17,6 +17,8 @@ from grpo_run.runtime.processes import termination
 from grpo_run.runtime.processes.termination import TerminatedProcess, describe, send, terminate
 from grpo_run.watchdog.processes import ProcessStat, read_stat
 
+Start = Callable[..., subprocess.Popen[str]]
+
 READY = "print('ready', flush=True)\n"
 IGNORES = "import signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n" + READY + "time.sleep(600)"
 HANDLES = (
@@ -36,7 +38,7 @@ time.sleep(600)
 
 
 @pytest.fixture
-def start() -> Iterator[Callable[..., subprocess.Popen[str]]]:
+def start() -> Iterator[Start]:
     """Start Python programs, each in a session of its own; kill the sessions afterwards."""
     started: list[subprocess.Popen[str]] = []
 
@@ -72,7 +74,7 @@ def alive(*processes: subprocess.Popen[str]) -> Callable[[], Mapping[int, Proces
     return find
 
 
-def test_sigterm_comes_first_and_sigkill_after_the_wait(start: Callable[..., subprocess.Popen[str]]) -> None:
+def test_sigterm_comes_first_and_sigkill_after_the_wait(start: Start) -> None:
     """A process that handles SIGTERM is not killed, not even if it was stopped."""
     handles, ignores = start(HANDLES), start(IGNORES)
     os.kill(handles.pid, signal.SIGSTOP)
@@ -83,7 +85,7 @@ def test_sigterm_comes_first_and_sigkill_after_the_wait(start: Callable[..., sub
     assert not any(one.remains for one in ended.values())
 
 
-def test_what_is_started_meanwhile_is_terminated_too(start: Callable[..., subprocess.Popen[str]]) -> None:
+def test_what_is_started_meanwhile_is_terminated_too(start: Start) -> None:
     """A server may be started again by the program that watches it."""
     respawns = start(RESPAWNS)
     ended = terminate(alive(respawns), sessions=())
@@ -91,9 +93,7 @@ def test_what_is_started_meanwhile_is_terminated_too(start: Callable[..., subpro
     assert alive(respawns)() == {}
 
 
-def test_a_fork_of_a_rank_that_ignores_sigterm_does_not_delay_a_recovery(
-    start: Callable[..., subprocess.Popen[str]],
-) -> None:
+def test_a_fork_of_a_rank_that_ignores_sigterm_does_not_delay_a_recovery(start: Start) -> None:
     """It ends with its rank. One that has left the session gets the whole time."""
     fork = start(IGNORES, "grpo-run rank 0/2: train.py")
     began = time.monotonic()
@@ -104,9 +104,7 @@ def test_a_fork_of_a_rank_that_ignores_sigterm_does_not_delay_a_recovery(
     assert describe([ended]) == ""
 
 
-def test_the_resource_tracker_is_left_to_remove_shared_memory(
-    start: Callable[..., subprocess.Popen[str]],
-) -> None:
+def test_the_resource_tracker_is_left_to_remove_shared_memory(start: Start) -> None:
     """It is not signaled within the wait, and exits by itself once nobody needs it."""
     tracker = start(
         "import time\n" + READY + "time.sleep(0.5)", "python -c multiprocessing.resource_tracker main"
@@ -115,9 +113,7 @@ def test_the_resource_tracker_is_left_to_remove_shared_memory(
     assert tracker.wait() == 0
 
 
-def test_the_resource_tracker_outlives_what_needs_sigkill(
-    start: Callable[..., subprocess.Popen[str]],
-) -> None:
+def test_the_resource_tracker_outlives_what_needs_sigkill(start: Start) -> None:
     """It removes shared memory after the last process that used it has exited."""
     ignores = start(IGNORES)
     tracker = start(
@@ -132,9 +128,7 @@ def test_the_resource_tracker_outlives_what_needs_sigkill(
     assert tracker.wait() == 0
 
 
-def test_a_service_that_is_just_exiting_is_not_killed(
-    start: Callable[..., subprocess.Popen[str]], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_service_that_is_just_exiting_is_not_killed(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     """The kernel has released its command line already, by which it is recognized."""
     tracker = start(READY + "import time; time.sleep(0.5)", "python -c multiprocessing.resource_tracker main")
     reads = iter([termination.read_arguments(tracker.pid)])
@@ -143,9 +137,7 @@ def test_a_service_that_is_just_exiting_is_not_killed(
     assert tracker.wait() == 0
 
 
-def test_another_process_with_the_same_pid_is_not_signaled(
-    start: Callable[..., subprocess.Popen[str]],
-) -> None:
+def test_another_process_with_the_same_pid_is_not_signaled(start: Start) -> None:
     """The start time identifies a process."""
     process = start(HANDLES)
     stat = read_stat(process.pid)

@@ -32,16 +32,6 @@ def test_only_the_user_can_read_the_area(staging: StagingArea) -> None:
         assert stat.S_IMODE((staging.slots[0].path / name).stat().st_mode) == 0o600
 
 
-def test_a_rewritten_slot_is_not_read_from_the_cache(staging: StagingArea) -> None:
-    """Each snapshot is read from its own file."""
-    slot = staging.slots[0]
-    for step in (5, 6):
-        slot.begin_snapshot()
-        slot.prepare_snapshot(snapshot(OUT, step))
-        slot.complete_snapshot()
-        assert [staged.step for staged, _ in staging.snapshots()] == [step]
-
-
 @pytest.mark.parametrize(
     ("older", "newer"),
     [

@@ -66,32 +66,22 @@ def test_the_wait_ends_after_its_time_or_by_a_signal_and_is_left_out_during_a_st
     assert (left is not None, said) == (True, [])
 
 
-def test_nothing_is_waited_for_that_nobody_has_asked_for(world: World) -> None:
-    """A snapshot of the last step, of a script that has saved itself before."""
-    world.take(0, 5, scheduled=False, urgent=True)
+@pytest.mark.parametrize(
+    ("taken", "ended", "required"),
+    [({}, {}, False), ({}, {"only_model": True}, True), ({"kept": True}, {}, True)],
+    ids=["nobody has asked for it", "the only copy of a model", "asked for by the user"],
+)
+def test_only_what_is_required_is_waited_for(
+    world: World, taken: dict[str, bool], ended: dict[str, bool], required: bool
+) -> None:
+    """A script that has saved itself has another copy of the last step; one that saves nothing has not."""
+    world.take(0, 5, scheduled=False, urgent=True, **taken)
     began = world.now
-    left, said = end(world)
+    left, said = end(world, **ended)
     assert left is not None
-    assert not left.required
-    assert (world.now - began, said) == (0, [])
-
-
-def test_the_only_copy_of_a_model_is_waited_for_though_nobody_has_asked_for_it(world: World) -> None:
-    """A script that saves nothing itself has no other."""
-    world.take(0, 5, scheduled=False, urgent=True)
-    began = world.now
-    left, _ = end(world, only_model=True)
-    assert left is not None
-    assert left.required
-    assert world.now - began >= 600
-
-
-def test_a_checkpoint_that_the_user_asked_for_is_required(world: World) -> None:
-    """By `grpo-run save`."""
-    world.take(0, 5, scheduled=False, urgent=True, kept=True)
-    left, _ = end(world, wait_seconds=0.0)
-    assert left is not None
-    assert left.required
+    assert left.required is required
+    assert (world.now - began >= 600, bool(said)) == (required, required)
+    assert required or world.now == began
 
 
 def test_the_sentence_says_what_is_where_for_how_long_and_how_much_room_is_missing(world: World) -> None:

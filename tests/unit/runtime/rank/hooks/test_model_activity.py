@@ -15,6 +15,8 @@ from grpo_run.runtime.rank.growth import StepCosts
 from grpo_run.runtime.rank.hooks.train_call import record_model_activity
 from grpo_run.watchdog.observation import Slot
 
+Reading = Callable[[], Slot]
+
 
 class Accelerator:
     """The part of accelerate's `Accelerator` that is used."""
@@ -60,7 +62,7 @@ def recording(slot: SlotWriter) -> Any:
     return SimpleNamespace(slot=slot, recorder=Recorder(), step_costs=StepCosts(slot))
 
 
-def test_each_forward_pass_is_counted(trainer: Any, recording: Any, reading: Callable[[], Slot]) -> None:
+def test_each_forward_pass_is_counted(trainer: Any, recording: Any, reading: Reading) -> None:
     """Forward passes count as activity, so slow generation is not a hang. The model's output is unchanged."""
     plain = torch.nn.functional.linear(torch.ones(2), trainer.model.weight, trainer.model.bias)
     with record_model_activity(trainer, recording):

@@ -18,9 +18,13 @@ from grpo_run.runtime.memory.plan import MemoryPlan
 from grpo_run.runtime.rank.hooks._no_trainer import watch_optimizer_steps
 from grpo_run.watchdog.observation import RankState, Slot
 
+Reading = Callable[[], Slot]
+
+Optimizer = torch.optim.Optimizer
+
 
 @pytest.fixture
-def optimizer() -> torch.optim.Optimizer:
+def optimizer() -> Optimizer:
     """An optimizer of one parameter with a gradient."""
     parameter = torch.nn.Parameter(torch.ones(2))
     parameter.grad = torch.ones(2)
@@ -46,7 +50,7 @@ def noticed(events: Callable[[], list[dict[str, Any]]]) -> list[str]:
 
 
 def test_the_first_step_is_on_the_board_and_in_the_journal(
-    optimizer: torch.optim.Optimizer, reading: Callable[[], Slot], events: Any, session: Any
+    optimizer: Optimizer, reading: Reading, events: Any, session: Any
 ) -> None:
     """Further steps are only counted."""
     assert not reading().trains_without_trainer
@@ -68,7 +72,7 @@ def test_the_first_step_is_on_the_board_and_in_the_journal(
     ids=lambda value: value.text if isinstance(value, MemoryPlan) else "",
 )
 def test_a_memory_plan_that_has_no_effect_is_said_once(
-    plan: MemoryPlan, warned: bool, optimizer: torch.optim.Optimizer, events: Any, session: Any
+    plan: MemoryPlan, warned: bool, optimizer: Optimizer, events: Any, session: Any
 ) -> None:
     """Expandable segments reach the allocator by the environment, whatever the script does."""
     session.settings = session.settings.model_copy(update={"memory_plan": plan})
@@ -80,7 +84,7 @@ def test_a_memory_plan_that_has_no_effect_is_said_once(
 
 
 def test_steps_of_a_train_call_are_not_the_script_s(
-    optimizer: torch.optim.Optimizer, reading: Callable[[], Slot], events: Any, session: Any
+    optimizer: Optimizer, reading: Reading, events: Any, session: Any
 ) -> None:
     """Steps before and after it are, each time."""
     optimizer.step()
@@ -97,7 +101,7 @@ def test_steps_of_a_train_call_are_not_the_script_s(
 
 
 def test_a_process_that_was_forked_from_the_rank_says_nothing(
-    optimizer: torch.optim.Optimizer, events: Any, session: Any
+    optimizer: Optimizer, events: Any, session: Any
 ) -> None:
     """It has no part in the run."""
     session.is_rank = False
@@ -109,11 +113,7 @@ def test_a_process_that_was_forked_from_the_rank_says_nothing(
     ("name", "noticed_as"), [("PPOTrainer", ["PPOTrainer"]), ("Inheriting", ["Trainer"]), ("Idle", [""])]
 )
 def test_a_trainer_outside_a_guarded_call_is_named(
-    name: str,
-    noticed_as: list[str],
-    optimizer: torch.optim.Optimizer,
-    events: Any,
-    monkeypatch: pytest.MonkeyPatch,
+    name: str, noticed_as: list[str], optimizer: Optimizer, events: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A hyperparameter search, or a `train()` of its own: the class whose method runs. A script may use a
     Trainer's class for something else than training.
@@ -158,9 +158,7 @@ def test_a_trainer_outside_a_guarded_call_is_named(
     assert [one.rpartition(".")[2] for one in noticed(events)] == noticed_as
 
 
-def test_the_script_s_variables_are_neither_kept_nor_changed(
-    optimizer: torch.optim.Optimizer, events: Any
-) -> None:
+def test_the_script_s_variables_are_neither_kept_nor_changed(optimizer: Optimizer, events: Any) -> None:
     """A loop runs in one function to the end: what is kept of its first step is kept for the whole run."""
 
     class Batch:
@@ -182,7 +180,7 @@ def test_the_script_s_variables_are_neither_kept_nor_changed(
 def test_a_subclass_with_a_step_of_its_own_is_noticed(events: Any) -> None:
     """Torch wraps it when it is made."""
 
-    class Muon(torch.optim.Optimizer):
+    class Muon(Optimizer):
         """As scripts write it."""
 
         def step(self) -> None:  # type: ignore[override]
@@ -192,7 +190,7 @@ def test_a_subclass_with_a_step_of_its_own_is_noticed(events: Any) -> None:
     assert noticed(events) == [""]
 
 
-def test_a_compiled_step_compiles(optimizer: torch.optim.Optimizer) -> None:
+def test_a_compiled_step_compiles(optimizer: Optimizer) -> None:
     """The hook is traced with it."""
 
     def step() -> None:
@@ -204,7 +202,7 @@ def test_a_compiled_step_compiles(optimizer: torch.optim.Optimizer) -> None:
 
 
 def test_the_step_with_which_torch_creates_an_optimizer_s_state_is_none_of_training(
-    optimizer: torch.optim.Optimizer, events: Any
+    optimizer: Optimizer, events: Any
 ) -> None:
     """It is taken before a state is loaded, also by Trainers."""
     from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict

@@ -85,19 +85,6 @@ def test_a_reward_keeps_its_name_its_kind_and_its_signature(
         function.value = 1.0
 
 
-def test_a_rewards_arguments_and_result_are_unchanged(slot: SlotWriter) -> None:
-    """The same objects are passed through."""
-    given: list[Any] = []
-    answer = [1.0, None]
-
-    def reward(*args: Any, **kwargs: Any) -> Any:
-        given.append((args, kwargs))
-        return answer
-
-    assert mark_reward(reward, slot, StepCosts(slot))("a", completions=["b"]) is answer
-    assert given == [(("a",), {"completions": ["b"]})]
-
-
 def test_a_reward_marks_its_phase_and_counts(slot: SlotWriter, reading: Reading) -> None:
     """The phase is open while the function runs; its completions are counted afterwards."""
     during: list[Phase | None] = []

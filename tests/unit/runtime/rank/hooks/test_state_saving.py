@@ -14,6 +14,8 @@ from grpo_run.runtime.board.board import Board
 from grpo_run.runtime.rank.hooks._no_trainer import watch_state_saving
 from grpo_run.watchdog.observation import RankState, Slot
 
+Reading = Callable[[], Slot]
+
 
 class Accelerator:
     """The part of accelerate's class that is wrapped."""
@@ -37,9 +39,7 @@ def wrapped(session: Any, monkeypatch: pytest.MonkeyPatch) -> type[Accelerator]:
     return Accelerator
 
 
-def test_begin_and_end_are_published_once(
-    wrapped: type[Accelerator], reading: Callable[[], Slot], events: Any
-) -> None:
+def test_begin_and_end_are_published_once(wrapped: type[Accelerator], reading: Reading, events: Any) -> None:
     """The journal has the directory before the end is on the board."""
     seen: list[bool] = []
     assert wrapped(lambda: seen.append(reading().saves_state)).save_state("out/a") == "out/a"
@@ -48,9 +48,7 @@ def test_begin_and_end_are_published_once(
     assert [event["path"] for event in events() if event["event"] == "state_saved"] == ["out/a"]
 
 
-def test_a_save_that_fails_is_none(
-    wrapped: type[Accelerator], reading: Callable[[], Slot], events: Any
-) -> None:
+def test_a_save_that_fails_is_none(wrapped: type[Accelerator], reading: Reading, events: Any) -> None:
     """The exception is the script's."""
     with pytest.raises(ZeroDivisionError):
         wrapped(lambda: 1 / 0).save_state("out/a")
@@ -59,7 +57,7 @@ def test_a_save_that_fails_is_none(
 
 
 def test_a_save_inside_a_train_call_belongs_to_the_trainer(
-    wrapped: type[Accelerator], reading: Callable[[], Slot], session: Any
+    wrapped: type[Accelerator], reading: Reading, session: Any
 ) -> None:
     """The guard saves there."""
     session.slot.state = RankState.training
@@ -68,7 +66,7 @@ def test_a_save_inside_a_train_call_belongs_to_the_trainer(
 
 
 def test_no_save_begins_while_the_ranks_are_about_to_be_ended(
-    wrapped: type[Accelerator], board: Board, reading: Callable[[], Slot]
+    wrapped: type[Accelerator], board: Board, reading: Reading
 ) -> None:
     """It goes on if the announcement is taken back."""
     board.announce_end(True)

@@ -23,6 +23,9 @@ from grpo_run.runtime.rank.hooks._trackers import (
 from grpo_run.runtime.upstream import trainer_names
 from grpo_run.watchdog.observation import RankState
 
+Events = Callable[[], list[dict[str, Any]]]
+Attempt = Callable[[], OpenedRuns]
+
 WANDB, TRACKIO, MLFLOW = TRACKERS
 
 
@@ -49,7 +52,7 @@ class Opening:
 
 
 @pytest.fixture
-def attempt(session: Any, events: Callable[[], list[dict[str, Any]]]) -> Callable[[], OpenedRuns]:
+def attempt(session: Any, events: Events) -> Attempt:
     """Begin the next attempt, which knows what the journal has."""
 
     def begin() -> OpenedRuns:
@@ -67,9 +70,7 @@ def opened(runs: OpenedRuns, opening: Opening, **arguments: Any) -> str:
 
 
 @pytest.mark.parametrize("tracker", TRACKERS, ids=lambda tracker: tracker.module)
-def test_each_run_of_a_script_goes_on_in_later_attempts(
-    tracker: Tracker, attempt: Callable[[], OpenedRuns]
-) -> None:
+def test_each_run_of_a_script_goes_on_in_later_attempts(tracker: Tracker, attempt: Attempt) -> None:
     """The first attempt changes no argument; a run that the first attempt did not reach is new."""
     opening = Opening(tracker)
     runs = attempt()
@@ -82,9 +83,7 @@ def test_each_run_of_a_script_goes_on_in_later_attempts(
     assert [opened(runs, opening) for _ in range(3)] == ["new-1", "new-2", "new-5"]
 
 
-def test_a_run_that_only_one_attempt_opens_does_not_shift_those_of_another_kind(
-    attempt: Callable[[], OpenedRuns],
-) -> None:
+def test_a_run_that_only_one_attempt_opens_does_not_shift_those_of_another_kind(attempt: Attempt) -> None:
     """A script that prepares its data once opens a run for that, once."""
     opening = Opening(WANDB)
     runs = attempt()
@@ -98,9 +97,8 @@ def test_a_run_that_only_one_attempt_opens_does_not_shift_those_of_another_kind(
     [(WANDB, {"id": "mine"}), (TRACKIO, {"name": "mine"}), (MLFLOW, {"run_id": "mine"})],
 )
 def test_a_run_that_the_user_names_is_left_alone(
-    tracker: Tracker, arguments: dict[str, str], attempt: Callable[[], OpenedRuns],
-    events: Callable[[], list[dict[str, Any]]],
-) -> None:  # fmt: skip
+    tracker: Tracker, arguments: dict[str, str], attempt: Attempt, events: Events
+) -> None:
     """Nothing is recorded, and it does not count."""
     opening = Opening(tracker)
     assert opened(attempt(), opening, **arguments) == "mine"
@@ -110,7 +108,7 @@ def test_a_run_that_the_user_names_is_left_alone(
 
 @pytest.mark.parametrize("variable", [*WANDB.variables, *MLFLOW.variables])
 def test_a_variable_of_the_tracker_wins(
-    variable: str, attempt: Callable[[], OpenedRuns], monkeypatch: pytest.MonkeyPatch
+    variable: str, attempt: Attempt, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The tracker reads it."""
     opening = Opening(WANDB if variable.startswith("WANDB") else MLFLOW)
@@ -119,7 +117,7 @@ def test_a_variable_of_the_tracker_wins(
     assert opened(attempt(), opening) == "new-2"
 
 
-def test_whether_runs_are_continued_can_be_said_in_the_script(attempt: Callable[[], OpenedRuns]) -> None:
+def test_whether_runs_are_continued_can_be_said_in_the_script(attempt: Attempt) -> None:
     """wandb and trackio have an argument for it."""
     opening = Opening(TRACKIO)
     opened(attempt(), opening)
@@ -127,7 +125,7 @@ def test_whether_runs_are_continued_can_be_said_in_the_script(attempt: Callable[
     assert opening.calls[1]["resume"] == "never"
 
 
-def test_a_run_opened_in_a_step_is_left_alone(session: Any, attempt: Callable[[], OpenedRuns]) -> None:
+def test_a_run_opened_in_a_step_is_left_alone(session: Any, attempt: Attempt) -> None:
     """A recovery repeats some steps, so an evaluation's run has another number then."""
     opening = Opening(WANDB)
     runs = attempt()
@@ -138,9 +136,7 @@ def test_a_run_opened_in_a_step_is_left_alone(session: Any, attempt: Callable[[]
     assert opened(attempt(), opening) == "new-2"
 
 
-def test_a_run_that_cannot_be_continued_is_opened_anew(
-    session: Any, attempt: Callable[[], OpenedRuns]
-) -> None:
+def test_a_run_that_cannot_be_continued_is_opened_anew(session: Any, attempt: Attempt) -> None:
     """It takes the place of the one that is gone."""
     opening = Opening(MLFLOW)
     opened(attempt(), opening)
@@ -152,7 +148,7 @@ def test_a_run_that_cannot_be_continued_is_opened_anew(
     assert opened(attempt(), opening) == "new-3"
 
 
-def test_what_the_tracker_refuses_is_its_own_error(attempt: Callable[[], OpenedRuns]) -> None:
+def test_what_the_tracker_refuses_is_its_own_error(attempt: Attempt) -> None:
     """An argument that it does not know, and a run without a name."""
     opening = Opening(WANDB)
     with pytest.raises(TypeError, match="mood"):
@@ -160,9 +156,7 @@ def test_what_the_tracker_refuses_is_its_own_error(attempt: Callable[[], OpenedR
     assert attempt().open(WANDB, lambda: None, (), {}) is None
 
 
-def test_a_script_that_opens_very_many_runs_is_bounded(
-    attempt: Callable[[], OpenedRuns], events: Callable[[], list[dict[str, Any]]]
-) -> None:
+def test_a_script_that_opens_very_many_runs_is_bounded(attempt: Attempt, events: Events) -> None:
     """The names travel in one environment variable."""
     runs, opening = attempt(), Opening(WANDB)
     for _ in range(MAX_OPENINGS + 1):
@@ -205,7 +199,7 @@ def state(step: int = 0, **changes: Any) -> Any:
     return SimpleNamespace(global_step=step, **(usual | changes))
 
 
-def test_tensorboard_keeps_its_folder(attempt: Callable[[], OpenedRuns], tmp_path: Path) -> None:
+def test_tensorboard_keeps_its_folder(attempt: Attempt, tmp_path: Path) -> None:
     """Readers drop the values of the steps that are repeated, and none of a call that was finished."""
     runs, first = attempt(), Callback(tmp_path)
     opening = runs.begin_tensorboard(first, None, state())
@@ -221,9 +215,7 @@ def test_tensorboard_keeps_its_folder(attempt: Callable[[], OpenedRuns], tmp_pat
     assert finished.tb_writer.purge_step is None
 
 
-def test_a_folder_of_tensorboard_that_is_gone_is_named_anew(
-    attempt: Callable[[], OpenedRuns], tmp_path: Path
-) -> None:
+def test_a_folder_of_tensorboard_that_is_gone_is_named_anew(attempt: Attempt, tmp_path: Path) -> None:
     """As at a first start."""
     runs, callback = attempt(), Callback(tmp_path)
     opening = runs.begin_tensorboard(callback, None, state())
@@ -242,7 +234,7 @@ def test_a_folder_of_tensorboard_that_is_gone_is_named_anew(
     ],
 )
 def test_a_folder_or_writer_of_the_user_is_left_alone(
-    callback: dict[str, Any], changes: dict[str, Any], attempt: Callable[[], OpenedRuns], tmp_path: Path
+    callback: dict[str, Any], changes: dict[str, Any], attempt: Attempt, tmp_path: Path
 ) -> None:
     """Also the folders of trials."""
     assert attempt().begin_tensorboard(Callback(tmp_path, **callback), None, state(**changes)) is None

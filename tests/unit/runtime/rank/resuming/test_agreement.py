@@ -4,37 +4,22 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support import checkpoint_files
-from support.identities import identity
+from support.resuming import Ask, Save
 
-from grpo_run.runtime.checkpoints.manifest import TrainCall, read_manifest, write_manifest
+from grpo_run.runtime.checkpoints.manifest import read_manifest
+from grpo_run.runtime.checkpoints.publishing import reject_checkpoint
 from grpo_run.runtime.checkpoints.search import FoundCheckpoint
-from grpo_run.runtime.errors import ConfigError
+from grpo_run.runtime.errors import CheckpointError, ConfigError
 from grpo_run.runtime.rank.resuming import choice as agreement
 from grpo_run.runtime.rank.resuming.request import RejectedCheckpoint, ResumeChoice, ResumeRequest
 
 Events = Callable[[], list[dict[str, Any]]]
-
-
-@pytest.fixture
-def resume_request(tmp_path: Path) -> ResumeRequest:
-    """The first call of run-1 on two ranks."""
-    return ResumeRequest(
-        call=TrainCall(ordinal=1, trainer_class="GRPOTrainer", output_dir=str(tmp_path / "out")),
-        run_id="run-1", world_size=2, first_attempt=True, run_started_at=1000.0, script_argument=None,
-        resume_from=None,
-    )  # fmt: skip
-
-
-def publish(resume_request: ResumeRequest, step: int) -> Path:
-    """Write a checkpoint of the call."""
-    path = checkpoint_files.plain(Path(resume_request.call.output_dir), step)
-    write_manifest(path, identity(step=step, train_call=resume_request.call, world_size=2))
-    return path
 
 
 class Votes:
@@ -55,9 +40,11 @@ class Votes:
         return [values, peer] if self.rank == 0 else [peer, values]
 
 
-def test_other_ranks_use_the_choice_of_rank_zero(session: Any, resume_request: ResumeRequest) -> None:
+def test_other_ranks_use_the_choice_of_rank_zero(
+    session: Any, resume_request: ResumeRequest, save: Save
+) -> None:
     """They ignore a newer checkpoint; non-ASCII names are transferred correctly."""
-    older, _ = publish(resume_request, 5), publish(resume_request, 10)
+    older, _ = save(5), save(10)
     choice = ResumeChoice(
         argument=str(older),
         checkpoint=FoundCheckpoint(path=older, manifest=read_manifest(older)),
@@ -68,9 +55,9 @@ def test_other_ranks_use_the_choice_of_rank_zero(session: Any, resume_request: R
     assert session.votes.sent[-1] == [1]
 
 
-def test_rank_zero_sends_its_choice(session: Any, resume_request: ResumeRequest) -> None:
+def test_rank_zero_sends_its_choice(session: Any, resume_request: ResumeRequest, save: Save) -> None:
     """It sends the newest verified checkpoint."""
-    path = publish(resume_request, 5)
+    path = save(5)
     session.votes = Votes()
     assert agreement.agree(session, resume_request).argument == str(path)
     sent = json.loads(bytes(session.votes.sent[0]))
@@ -78,10 +65,10 @@ def test_rank_zero_sends_its_choice(session: Any, resume_request: ResumeRequest)
 
 
 def test_a_rank_that_cannot_see_the_checkpoint_is_named(
-    session: Any, resume_request: ResumeRequest, tmp_path: Path
+    session: Any, resume_request: ResumeRequest, tmp_path: Path, save: Save
 ) -> None:
     """The error is raised on every rank; the usual reason is an `output_dir` on a local disk."""
-    publish(resume_request, 5)
+    save(5)
     session.votes = Votes(peer_sees=False)
     with pytest.raises(ConfigError, match=r"rank 1 does not see .* shared by all nodes"):
         agreement.agree(session, resume_request)
@@ -109,10 +96,10 @@ def test_only_a_corrupt_checkpoint_of_this_run_is_renamed(
 
 
 def test_a_read_only_file_system_does_not_fail_the_resume(
-    session: Any, resume_request: ResumeRequest, events: Events, monkeypatch: pytest.MonkeyPatch
+    session: Any, resume_request: ResumeRequest, events: Events, monkeypatch: pytest.MonkeyPatch, save: Save
 ) -> None:
     """A corrupt checkpoint that cannot be renamed is rejected again at every resume, with a message."""
-    older, bad = publish(resume_request, 5), publish(resume_request, 10)
+    older, bad = save(5), save(10)
     (bad / "model.safetensors").write_bytes(b"other")
     monkeypatch.setattr(agreement, "reject_checkpoint", lambda path, reason: None)
     session.votes = Votes()
@@ -120,3 +107,26 @@ def test_a_read_only_file_system_does_not_fail_the_resume(
     (record,) = events()
     assert (record["moved_to"], record["cause"]) == (None, "checkpoint_corrupt")
     assert "could not be renamed" in session.notified[0]
+
+
+def test_a_serialized_choice_is_equal_on_another_rank(
+    resume_request: ResumeRequest, ask: Ask, save: Save, tmp_path: Path
+) -> None:
+    """A rank that cannot see the checkpoint raises CheckpointError."""
+    save(10, finished=True)
+    for choice in (
+        ask(resume_request),
+        ask(replace(resume_request, run_id="run-9")),
+        ResumeChoice(argument=None),
+    ):
+        assert ResumeChoice.from_text(choice.to_text(), resume_request) == choice
+    from_script = ResumeChoice.from_text(
+        ResumeChoice(argument="a", from_script=True).to_text(), replace(resume_request, script_argument="b")
+    )
+    assert from_script.argument == "b"
+    text = ask(resume_request).to_text()
+    reject_checkpoint(Path(ask(resume_request).argument), "gone")  # type: ignore[arg-type]
+    with pytest.raises(CheckpointError):
+        ResumeChoice.from_text(text, resume_request)
+    with pytest.raises(CheckpointError):
+        ResumeChoice.from_text(ResumeChoice(argument=str(tmp_path / "none")).to_text(), resume_request)

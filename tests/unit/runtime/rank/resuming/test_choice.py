@@ -56,15 +56,6 @@ def test_a_corrupt_checkpoint_is_rejected_and_an_older_one_chosen(
     assert [name for name, _ in rejected[1:]] == ["checkpoint-10", "checkpoint-5"]
 
 
-def test_an_incomplete_checkpoint_is_not_chosen(
-    resume_request: ResumeRequest, ask: Ask, save: Save, output: Path
-) -> None:
-    """A checkpoint without a manifest is not chosen, even if it is the newest."""
-    older = save(5)
-    plain(output, 10)
-    assert ask(resume_request).argument == str(older)
-
-
 @pytest.mark.parametrize("other", [{"ordinal": 2}, {"trainer_class": "SFTTrainer"}])
 def test_a_checkpoint_of_another_call_is_ignored(
     resume_request: ResumeRequest, ask: Ask, save: Save, rejected: Rejected, other: dict[str, Any]

@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 import torch
 
+Score = Callable[..., Any]
+
 NAN, INFINITE = math.nan, math.inf
 GOOD = [1.25, 2.0, 4.0, 0.0, 3.0, 0.5, 0.0, 1.5]
 OTHER = [0.2, 0.1, 0.0, 0.4, 0.9, 0.3, 0.8, 0.5]
@@ -60,9 +62,7 @@ CASES = {
 
 @pytest.mark.parametrize("scale", ["group", "batch", "none"])
 @pytest.mark.parametrize("case", CASES)
-def test_grpo_with_one_function(
-    grpo: Any, session: Any, rollout: Callable[..., Any], case: str, scale: str
-) -> None:
+def test_grpo_with_one_function(grpo: Any, session: Any, rollout: Score, case: str, scale: str) -> None:
     """Each kind of failure, each way to scale."""
     values, survivors = CASES[case]
     grpo.scale_rewards = scale
@@ -71,7 +71,7 @@ def test_grpo_with_one_function(
 
 @pytest.mark.parametrize("scale", ["group", "batch", "none"])
 def test_grpo_with_several_functions_of_which_one_fails(
-    grpo: Any, session: Any, rollout: Callable[..., Any], scale: str
+    grpo: Any, session: Any, rollout: Score, scale: str
 ) -> None:
     """The sample leaves whole: its other reward is not compared with sums of two."""
     grpo.scale_rewards = scale
@@ -80,9 +80,7 @@ def test_grpo_with_several_functions_of_which_one_fails(
     close(found, by_hand(totals, [0, 1, 3, 4, 5, 7], scale))
 
 
-def test_grpo_that_normalizes_each_function_first(
-    grpo: Any, session: Any, rollout: Callable[..., Any]
-) -> None:
+def test_grpo_that_normalizes_each_function_first(grpo: Any, session: Any, rollout: Score) -> None:
     """The other aggregation, with one of two functions failing."""
     grpo.multi_objective_aggregation = "normalize_then_sum"
     found = rollout(grpo, session, with_faults(GOOD, at_2=NAN, at_6=INFINITE), OTHER)
@@ -102,7 +100,7 @@ def test_grpo_that_normalizes_each_function_first(
 
 @pytest.mark.parametrize("normalize", [False, True])
 @pytest.mark.parametrize("case", CASES)
-def test_rloo(rloo: Any, session: Any, rollout: Callable[..., Any], case: str, normalize: bool) -> None:
+def test_rloo(rloo: Any, session: Any, rollout: Score, case: str, normalize: bool) -> None:
     """The baseline of a survivor is the mean of the other survivors of its group."""
     values, survivors = CASES[case]
     rloo.normalize_advantages = normalize
@@ -117,9 +115,7 @@ def test_rloo(rloo: Any, session: Any, rollout: Callable[..., Any], case: str, n
     close(rollout(rloo, session, values), [expected.get(index, 0.0) for index in range(8)])
 
 
-def test_the_logged_rewards_are_those_of_survivors(
-    either: Any, session: Any, rollout: Callable[..., Any]
-) -> None:
+def test_the_logged_rewards_are_those_of_survivors(either: Any, session: Any, rollout: Score) -> None:
     """Mean and standard deviation of each function and of the sum."""
     rollout(either, session, with_faults(GOOD, at_2=NAN), OTHER)
     logged = {name: values[-1] for name, values in either._metrics["train"].items()}
@@ -131,14 +127,14 @@ def test_the_logged_rewards_are_those_of_survivors(
 
 
 def test_a_group_without_samples_is_not_counted_as_one_that_varies(
-    either: Any, session: Any, rollout: Callable[..., Any]
+    either: Any, session: Any, rollout: Score
 ) -> None:
     """The other group's rewards are all equal, so all groups that are left have no variance."""
     rollout(either, session, [NAN, NAN, NAN, 1.0, 2.0, 2.0, 2.0, 2.0])
     assert either._metrics["train"]["frac_reward_zero_std"][-1] == 1.0
 
 
-def test_none_keeps_its_meaning(either: Any, session: Any, rollout: Callable[..., Any]) -> None:
+def test_none_keeps_its_meaning(either: Any, session: Any, rollout: Score) -> None:
     """A function that does not apply to a sample adds nothing to it; nothing is excluded or masked."""
     values = with_faults(GOOD, at_2=None)
     found = rollout(either, session, values, OTHER)
@@ -150,7 +146,7 @@ def test_none_keeps_its_meaning(either: Any, session: Any, rollout: Callable[...
     assert session.notified == []
 
 
-def test_nan_of_a_whole_group_is_read_as_none(either: Any, session: Any, rollout: Callable[..., Any]) -> None:
+def test_nan_of_a_whole_group_is_read_as_none(either: Any, session: Any, rollout: Score) -> None:
     """Under TRL it means so today; nothing is compared with a zero then. It is said once."""
     found = rollout(either, session, [NAN] * 4 + GOOD[4:], OTHER)
     expected = rollout(either, session, [None] * 4 + GOOD[4:], OTHER)
@@ -161,14 +157,14 @@ def test_nan_of_a_whole_group_is_read_as_none(either: Any, session: Any, rollout
 
 
 def test_a_function_that_returns_too_few_rewards_costs_the_rollout_only(
-    either: Any, session: Any, rollout: Callable[..., Any]
+    either: Any, session: Any, rollout: Score
 ) -> None:
     """Nobody knows which samples the rewards belong to, so none is used."""
     found = rollout(either, session, lambda completions, **_: [1.0] * 7, OTHER)
     close(found, [0.0] * 8)
 
 
-def test_an_async_function_is_checked_too(either: Any, session: Any, rollout: Callable[..., Any]) -> None:
+def test_an_async_function_is_checked_too(either: Any, session: Any, rollout: Score) -> None:
     """TRL awaits it in a loop of its own."""
 
     async def reward(completions: list[str], **_: Any) -> list[float]:
@@ -179,7 +175,7 @@ def test_an_async_function_is_checked_too(either: Any, session: Any, rollout: Ca
     assert found["advantages"][[0, 1, 3, 4, 5, 6, 7]].ne(0).all()
 
 
-def test_a_reward_model_cannot_return_none(either: Any, session: Any, rollout: Callable[..., Any]) -> None:
+def test_a_reward_model_cannot_return_none(either: Any, session: Any, rollout: Score) -> None:
     """Its NaN is a failure, also of a whole group."""
     from types import SimpleNamespace
 

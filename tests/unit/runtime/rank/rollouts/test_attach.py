@@ -23,6 +23,8 @@ from grpo_run.runtime.rank.rollouts.reward_outputs import failed
 from grpo_run.runtime.rank.rollouts.sample_masking import ROLLOUTS_WITHOUT_REWARD, SampleMasking
 from grpo_run.watchdog.observation import EndReason
 
+Score = Callable[..., Any]
+
 NAN = math.nan
 REWARDS = [1.0, 2.0, 4.0, 0.0, 3.0, 0.5, 0.0, 1.5]
 INPUTS = [{"prompt": prompt} for prompt in ["ab12cd"] * 4 + ["xy34zw"] * 4]
@@ -39,7 +41,7 @@ def events(session: Any, tmp_path: Path) -> Callable[[str], list[dict[str, Any]]
 
 
 def test_each_exclusion_is_accounted_for(
-    either: Any, session: Any, rollout: Callable[..., Any], events: Any, capsys: Any
+    either: Any, session: Any, rollout: Score, events: Any, capsys: Any
 ) -> None:
     """One event for each function and reason, with the samples; one for groups; one line on the terminal."""
     ends = ["eos"] * 7 + ["deadline"]
@@ -70,9 +72,7 @@ def test_each_exclusion_is_accounted_for(
     assert history.masked.groups == 1
 
 
-def test_steps_without_samples_are_counted(
-    either: Any, session: Any, rollout: Callable[..., Any], events: Any
-) -> None:
+def test_steps_without_samples_are_counted(either: Any, session: Any, rollout: Score, events: Any) -> None:
     """AdamW moves the weights in them all the same."""
     either.args.steps_per_generation, before = 4, either.args.steps_per_generation
     either.num_iterations = 2
@@ -101,7 +101,7 @@ class Improving:
 
 
 def test_rewards_are_computed_again_past_the_share(
-    either: Any, session: Any, rollout: Callable[..., Any], events: Any
+    either: Any, session: Any, rollout: Score, events: Any
 ) -> None:
     """The second answer counts, what it has logged is logged once, and nothing is excluded."""
     function = Improving([failed(MaskingReason.timeout)] * 5 + REWARDS[5:], REWARDS)
@@ -116,7 +116,7 @@ def test_rewards_are_computed_again_past_the_share(
 
 
 def test_rewards_that_are_no_better_the_second_time_are_not_used(
-    either: Any, session: Any, rollout: Callable[..., Any], events: Any
+    either: Any, session: Any, rollout: Score, events: Any
 ) -> None:
     """Nor is what was logged with them; there is no third time."""
     function = Improving([failed(MaskingReason.timeout)] * 5 + REWARDS[5:], [failed(MaskingReason.died)] * 8)
@@ -127,7 +127,7 @@ def test_rewards_that_are_no_better_the_second_time_are_not_used(
 
 
 def test_half_of_the_samples_may_fail_without_computing_again(
-    either: Any, session: Any, rollout: Callable[..., Any]
+    either: Any, session: Any, rollout: Score
 ) -> None:
     """The share is a bound that must be passed."""
     function = Improving([failed(MaskingReason.timeout)] * 4 + REWARDS[4:])
@@ -200,20 +200,8 @@ def test_evaluations_without_rewards_end_nothing(either: Any, session: Any) -> N
         either.model.train()
 
 
-def test_the_trainer_is_as_before_afterwards(either: Any, session: Any) -> None:
-    """Functions that the script calls itself are never checked."""
-    function = lambda **_: [NAN] * 8
-    masking = attached(either, session, function)
-    functions = either.reward_funcs
-    with masked(either, masking):
-        either._generate_and_score_completions(INPUTS)
-        assert either.reward_funcs is functions
-    assert "_calculate_rewards" not in vars(either)
-    assert "_generate_and_score_completions" not in vars(either)
-
-
 def test_an_evaluation_with_one_completion_loses_only_what_failed(
-    either: Any, session: Any, rollout: Callable[..., Any], events: Any
+    either: Any, session: Any, rollout: Score, events: Any
 ) -> None:
     """There is no group to compare with, so there is none to lose."""
     either.model.eval()
@@ -299,9 +287,7 @@ def test_rewards_that_are_computed_again_draw_the_same_numbers(
     assert later == random.random()
 
 
-def test_nan_that_is_read_as_none_is_counted(
-    either: Any, session: Any, rollout: Callable[..., Any], events: Any
-) -> None:
+def test_nan_that_is_read_as_none_is_counted(either: Any, session: Any, rollout: Score, events: Any) -> None:
     """Each time, although it is said once."""
     for _ in range(2):
         rollout(either, session, [NAN] * 4 + REWARDS[4:], REWARDS)

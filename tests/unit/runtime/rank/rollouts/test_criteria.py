@@ -37,34 +37,6 @@ def generate(
     return completions, criteria.cuts([len(tokens) for tokens in completions]), criteria
 
 
-def test_a_loop_of_any_period_ends_within_three_periods_and_a_window() -> None:
-    """Every completion of greedy decoding with planted weights, periods of 1 to 150 tokens."""
-    for period in (1, 3, 33, 150):
-        model = planted(cycle(range(2, 2 + period), 210), pad=PAD, eos=EOS)
-        completions, cuts, _ = generate(model, [[205, 206, 207, 2], [2, 2, 2, 2]], window=64)
-        assert all(
-            cut is not None and cut.reason is EndReason.repetition and cut.length <= 3 * period + 64
-            for cut in cuts
-        ), (period, cuts)
-        assert len(completions[0]) <= 3 * period + 64
-
-
-def test_a_loop_ends_only_its_own_completion() -> None:
-    """The other goes on to its end-of-sequence token; without a cap the loop would go on to the maximum."""
-    successors = cycle([2, 3, 4], 600)
-    for token in range(10, 310):
-        successors[token] = token + 1
-    successors[310] = EOS
-    model = planted(successors, pad=PAD, eos=EOS)
-    completions, cuts, criteria = generate(model, [[10] * PROMPT, [2] * PROMPT], window=64)
-    assert cuts[0] is None
-    assert completions[0][300] == EOS
-    assert cuts[1] is not None
-    assert cuts[1].length < 9 + 64
-    assert completions[1][cuts[1].length :] == [PAD] * (len(completions[0]) - cuts[1].length)
-    assert criteria.steps == 301
-
-
 def test_a_finished_completion_is_not_taken_for_a_loop() -> None:
     """It is filled up with padding, the same token again and again, while the other goes on."""
     successors = cycle([2], 600)
@@ -113,22 +85,6 @@ def test_a_deadline_between_two_blocks_sees_the_end_of_a_completion() -> None:
     model = planted(successors, pad=PAD, eos=EOS)
     _, cuts, _ = generate(model, [[10] * PROMPT, [100] * PROMPT], window=64, seconds=28)
     assert cuts == [None, Cut(length=28, reason=EndReason.deadline)]
-
-
-def test_without_a_loop_nothing_changes() -> None:
-    """The same tokens with and without the criterion, also without an end-of-sequence token."""
-    successors = [*range(1, 600), 2]
-    model = planted(successors, pad=PAD, eos=EOS)
-    inputs = [[7] * PROMPT, [300] * PROMPT]
-    capped, cuts, _ = generate(model, inputs, window=64, max_new_tokens=150)
-    plain = model.generate(
-        input_ids=torch.tensor(inputs),
-        attention_mask=torch.ones(2, PROMPT),
-        do_sample=False,
-        max_new_tokens=150,
-    )
-    assert capped == plain[:, PROMPT:].tolist()
-    assert cuts == [None, None]
 
 
 def test_cuts_beyond_the_last_token_do_not_count() -> None:

@@ -16,6 +16,8 @@ import torch
 
 from grpo_run.runtime.rank.rollouts.sample_masking import mask
 
+Score = Callable[..., Any]
+
 REWARDS = [1.25, 2.0, 4.0, 0.0, 3.0, 0.5, 0.0, 1.5]
 LOSS_TYPES = ["grpo", "bnpo", "dr_grpo", "dapo", "cispo", "sapo", "vespo", "luspo"]
 LOSE_THE_ROW = ("bnpo", "dapo", "cispo", "vespo")
@@ -107,7 +109,7 @@ def gradients(trainer: Any, loss: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("loss_type", LOSS_TYPES)
 def test_grpo(
-    grpo: Any, session: Any, rollout: Callable[..., Any], completions: SimpleNamespace,
+    grpo: Any, session: Any, rollout: Score, completions: SimpleNamespace,
     loss_type: str, case: str,
 ) -> None:  # fmt: skip
     """Every `loss_type`, with and without a penalty for the distance to a reference model."""
@@ -126,9 +128,7 @@ def test_grpo(
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_rloo(
-    rloo: Any, session: Any, rollout: Callable[..., Any], completions: SimpleNamespace, case: str
-) -> None:
+def test_rloo(rloo: Any, session: Any, rollout: Score, completions: SimpleNamespace, case: str) -> None:
     """A masked row has the ratio 1 and the advantage 0."""
     rewards, ends, excluded = CASES[case]
     if case in WITH_REFERENCE:
@@ -143,7 +143,7 @@ def test_rloo(
     torch.testing.assert_close(gradients(rloo, ours), gradients(rloo, expected), rtol=1e-3, atol=1e-6)
 
 
-def test_a_cut_completion_leaves_the_baseline(either: Any, session: Any, rollout: Callable[..., Any]) -> None:
+def test_a_cut_completion_leaves_the_baseline(either: Any, session: Any, rollout: Score) -> None:
     """The advantages are those of a rollout in which its reward is missing."""
     ends = ["eos", "repetition", "eos", "eos", "eos", "eos", "eos", "eos"]
     cut = rollout(either, session, REWARDS, ends=ends)["advantages"]
@@ -151,7 +151,7 @@ def test_a_cut_completion_leaves_the_baseline(either: Any, session: Any, rollout
     assert torch.equal(cut, missing)
 
 
-def test_length_is_left_to_trl(grpo: Any, session: Any, rollout: Callable[..., Any]) -> None:
+def test_length_is_left_to_trl(grpo: Any, session: Any, rollout: Score) -> None:
     """TRL masks truncated completions itself if it is told to, and keeps them in the baseline."""
     grpo.mask_truncated_completions = True
     ends = ["eos", "eos", "eos", "length", "eos", "eos", "eos", "eos"]
@@ -162,7 +162,7 @@ def test_length_is_left_to_trl(grpo: Any, session: Any, rollout: Callable[..., A
 
 
 def test_a_mask_of_tools_is_kept(
-    grpo: Any, session: Any, rollout: Callable[..., Any], completions: SimpleNamespace
+    grpo: Any, session: Any, rollout: Score, completions: SimpleNamespace
 ) -> None:
     """What tools have written stays out of the loss, and out of the number of tokens."""
     generate = grpo._generate
@@ -183,7 +183,7 @@ def test_a_mask_of_tools_is_kept(
 
 
 def test_without_exclusions_the_rollout_is_what_trl_returns(
-    either: Any, session: Any, rollout: Callable[..., Any]
+    either: Any, session: Any, rollout: Score
 ) -> None:
     """Bit for bit, with the same keys."""
     inputs = [{"prompt": prompt} for prompt in ["ab12cd"] * 4 + ["xy34zw"] * 4]

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from grpo_run.runtime.rank.rollouts._masking_selection import Excluded, MaskingKind, Selection, select
+from grpo_run.runtime.rank.rollouts._masking_selection import Selection, select
 from grpo_run.runtime.rank.rollouts.reward_outputs import RETURNED_NAN
 
 NONE, NAN, FAIL = math.nan, RETURNED_NAN, -math.inf
@@ -25,14 +25,6 @@ def of(
 def kinds(selection: Selection) -> dict[int, str]:
     """Why each sample leaves."""
     return {number: excluded.kind.name for number, excluded in selection.samples.items()}
-
-
-def test_a_failure_in_one_column_excludes_the_sample() -> None:
-    """The first column that failed is named."""
-    found = of([1, 2], [1, FAIL], [3, 4], [0, 0], generations=4)
-    assert found.samples == {1: Excluded(kind=MaskingKind.failed, column=1)}
-    assert found.failed_share == 0.25
-    assert not found.groups
 
 
 @pytest.mark.parametrize(("generations", "left"), [(2, {0: "failed", 1: "small_group"}), (1, {0: "failed"})])

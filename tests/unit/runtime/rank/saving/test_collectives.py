@@ -136,14 +136,6 @@ def test_without_headroom_a_snapshot_costs_one_all_reduce(
     assert all(rank.trainer.seen == [] for rank in ranks)
 
 
-def test_a_locked_slot_costs_no_further_all_reduce(ranks: list[Rank]) -> None:
-    """Another slot is used."""
-    with ranks[0].snapshots.staging.slots[0].locked() as locked:
-        assert locked
-        assert step(ranks, 1) == [2, 2, 2]
-    assert [slot.index for _, slot in ranks[0].snapshots.staging.snapshots()] == [1]
-
-
 def test_if_all_slots_are_locked_a_snapshot_costs_one_all_reduce(ranks: list[Rank]) -> None:
     """It is skipped on all ranks, and the next one is taken."""
     slots = ranks[0].snapshots.staging.slots

@@ -12,7 +12,8 @@ from support.identities import identity
 from support.saving import Guarded, named
 
 from grpo_run.runtime.checkpoints.manifest import TrainCall, read_manifest, write_manifest
-from grpo_run.watchdog.observation import Phase, Slot
+
+Polls = list[Callable[[], Any]]
 
 Events = Callable[[], list[dict[str, Any]]]
 
@@ -34,7 +35,7 @@ def test_the_last_step_is_saved_if_the_schedule_did_not_save_it(direct: Guarded)
     ids=["saved by the script", "not saved", "only in memory"],
 )
 def test_finish_waits_until_the_last_step_is_durable(
-    staged: Guarded, polls: list[Callable[[], Any]], scheduled: bool, last: int, name: str
+    staged: Guarded, polls: Polls, scheduled: bool, last: int, name: str
 ) -> None:
     """The call is marked as finished only when its checkpoint is on disk. A last step that the script has not
     saved gets a snapshot that reaches the disk; an earlier one may stay in memory forever.
@@ -52,7 +53,7 @@ def test_finish_waits_until_the_last_step_is_durable(
 
 
 def test_a_last_step_that_cannot_be_written_is_left_to_the_supervisor(
-    staged: Guarded, polls: list[Callable[[], Any]], events: Events
+    staged: Guarded, polls: Polls, events: Events
 ) -> None:
     """The script continues. The drain has warned, and the end of the run says where the checkpoint is."""
     staged.save(5)
@@ -62,7 +63,7 @@ def test_a_last_step_that_cannot_be_written_is_left_to_the_supervisor(
     assert "is not on disk yet" in named(events, "warning")[0]["text"]
 
 
-def test_a_durable_last_step_is_not_saved_again(staged: Guarded, polls: list[Callable[[], Any]]) -> None:
+def test_a_durable_last_step_is_not_saved_again(staged: Guarded, polls: Polls) -> None:
     """It was drained or saved directly."""
     staged.trainer.args.metric_for_best_model = "reward"
     path = staged.save(5)
@@ -95,15 +96,6 @@ def test_a_non_finite_last_step_has_no_checkpoint(either: Guarded, events: Event
     assert either.saver.finish() is None
     assert either.trainer.seen == []
     assert len(named(events, "checkpoint_rejected")) == 1
-
-
-def test_finish_is_shown_as_the_checkpoint_phase(direct: Guarded, reading: Callable[[], Slot]) -> None:
-    """The phase ends when `finish` returns."""
-    during: list[Phase | None] = []
-    direct.trainer.during = lambda path: during.append(reading().phase)
-    direct.saver.finish()
-    assert during == [Phase.checkpoint]
-    assert reading().phases == ()
 
 
 def test_the_output_directory_contains_what_the_script_saved(staged: Guarded, tmp_path: Path) -> None:

@@ -95,24 +95,6 @@ def test_the_chosen_interval_is_journaled(
     assert len(named(events, "snapshot_interval")) == 1
 
 
-def test_a_snapshot_is_skipped_while_all_slots_are_needed(staged: Guarded) -> None:
-    """The slots hold scheduled checkpoints; this is no lack of memory."""
-    for step in (1, 2, 3):
-        staged.save(step)
-    staged.step(5)
-    assert staged.staged == [(3, True), (2, True), (1, True)]
-    assert memory_warnings(staged) == []
-
-
-def test_a_snapshot_of_non_finite_weights_is_not_taken(staged: Guarded, events: Events) -> None:
-    """The last good snapshot stays; one message covers the save and the snapshot of a step."""
-    staged.step(4)
-    staged.make_non_finite()
-    staged.step(5, scheduled=True)
-    assert staged.staged == [(4, False)]
-    assert len(named(events, "checkpoint_rejected")) == 1
-
-
 def test_a_snapshot_has_no_side_effects(staged: Guarded) -> None:
     """It creates no model card, uploads nothing and does not become the best checkpoint."""
     staged.trainer.args.push_to_hub = True
@@ -129,16 +111,3 @@ def test_a_snapshot_has_no_side_effects(staged: Guarded) -> None:
     staged.trainer.during = lambda path: None
     staged.save(6)
     assert staged.trainer.cards == 1
-
-
-def test_a_model_card_method_set_by_the_script_is_restored(staged: Guarded) -> None:
-    """The script has set it on the trainer itself."""
-    calls: list[int] = []
-
-    def own() -> None:
-        calls.append(staged.trainer.state.global_step)
-
-    staged.trainer.create_model_card = own  # type: ignore[method-assign]
-    staged.step(5)
-    staged.save(6)
-    assert calls == [6]

@@ -10,7 +10,7 @@ from transformers import PrinterCallback, TrainerCallback
 from transformers.integrations import WandbCallback
 
 from grpo_run.runtime.rank.hooks._callback import GuardCallback
-from grpo_run.runtime.rank.saving.contents import NON_READING_CALLBACKS, UPLOAD_VARIABLES, SaveMode, save_mode
+from grpo_run.runtime.rank.saving.contents import NON_READING_CALLBACKS, SaveMode, save_mode
 
 
 class OnSave(TrainerCallback):
@@ -29,13 +29,6 @@ class OnTrainEnd(TrainerCallback):
 
 class InheritsOnSave(OnSave):
     """A callback that inherits the method."""
-
-
-@pytest.fixture(autouse=True)
-def _no_uploads(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Remove upload variables from the environment."""
-    for name in UPLOAD_VARIABLES:
-        monkeypatch.delenv(name, raising=False)
 
 
 def trainer(*callbacks: type[TrainerCallback], step: int = 5, **arguments: Any) -> Any:
@@ -84,9 +77,3 @@ def test_a_callback_with_on_train_end_waits_for_the_last_checkpoint() -> None:
     assert save_mode(trainer(OnTrainEnd)) is SaveMode.in_memory
     assert save_mode(trainer(OnTrainEnd, step=10)) is SaveMode.in_memory_then_wait
     assert save_mode(trainer(WandbCallback, step=10)) is SaveMode.in_memory
-
-
-def test_the_highest_mode_of_any_rank_applies() -> None:
-    """Ranks agree on the maximum."""
-    assert max(SaveMode) is SaveMode.directly
-    assert min(SaveMode) is SaveMode.in_memory

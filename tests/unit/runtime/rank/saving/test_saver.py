@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.saving import Guarded, Trainer, memory_warnings, named
+from support.saving import Guarded, Trainer, named
 from support.vote_groups import ScriptedVotes
 from transformers import TrainerCallback
 
@@ -46,13 +46,6 @@ def test_another_error_of_the_model_card_is_raised(either: Guarded) -> None:
     either.trainer.create_model_card = refuse  # type: ignore[method-assign]
     with pytest.raises(PermissionError):
         either.save(5)
-
-
-def test_the_vote_in_progress_is_collected_before_the_save(either: Guarded) -> None:
-    """Ranks save after agreeing, and the vote group is free for the votes of the save."""
-    either.trainer.during = lambda path: either.order.append("write")
-    either.save(5)
-    assert either.order == ["agree", "write", "exact"]
 
 
 def test_a_failed_save_publishes_nothing(
@@ -161,20 +154,6 @@ def test_a_relative_output_directory_is_resolved_at_the_start(
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
     assert guarded.drain() == tmp_path / "out" / "checkpoint-5"
-
-
-def test_without_memory_a_checkpoint_is_saved_directly(
-    staged: Guarded, events: Events, lack_memory: Callable[[], None]
-) -> None:
-    """The user is warned, and no snapshot is recorded."""
-    lack_memory()
-    path = staged.save(5)
-    verify_digests(path, read_manifest(path).files)
-    assert staged.staged == []
-    assert memory_warnings(staged) == [5]
-    assert staged.taken == []
-    assert len(named(events, "checkpoint_published")) == 1
-    assert staged.saver.saved_step == 5
 
 
 class CopyCallback(TrainerCallback):  # type: ignore[misc]

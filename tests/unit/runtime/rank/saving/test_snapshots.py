@@ -18,7 +18,6 @@ from torch.distributed.checkpoint import CheckpointException
 
 from grpo_run.runtime.errors import NoHeadroomError
 from grpo_run.runtime.rank.saving import snapshots as snapshots_module
-from grpo_run.runtime.rank.saving._reservation import FIRST_SLOT
 from grpo_run.runtime.rank.saving.snapshots import Durability, Snapshots
 from grpo_run.runtime.snapshots._drain_messages import DrainPublished, DrainRequest
 from grpo_run.runtime.snapshots._drain_worker import handle_request
@@ -120,24 +119,6 @@ def test_ranks_write_after_the_slot_is_empty_and_it_is_complete_after_all_have_w
     assert slot.read_snapshot() is not None
 
 
-def test_only_rank_0_chooses_empties_and_declares(
-    snapshots: Snapshots, trainer: SnapshotTrainer, session: Any
-) -> None:
-    """The other ranks use the slot that rank 0 has voted for, and hold no lock."""
-    session.is_main = False
-    slot = snapshots.staging.slots[2]
-    (slot.files / "checkpoint-5").mkdir(parents=True)
-    session.votes = ScriptedVotes(lambda values: [0, 0, 0, FIRST_SLOT + 2] if len(values) > 2 else values)
-    locked: list[bool] = []
-    trainer.during = lambda: locked.append(busy(slot))
-    assert take(snapshots, trainer) == TAKEN
-    assert session.votes.sent == [[0, 0, 0, 0], [0, 0]]
-    assert (slot.files / "checkpoint-5/optimizer.pt").exists()
-    assert slot.read_snapshot() is None
-    assert locked == [False]
-    assert snapshots.last is None
-
-
 # ---- lack of memory ----
 
 
@@ -190,17 +171,6 @@ def test_another_error_is_raised(
         take(snapshots, trainer, 5)
     assert steps(snapshots) == [4]
     assert not any(busy(slot) for slot in snapshots.staging.slots)
-
-
-def test_if_another_rank_lacks_memory_there_is_no_snapshot(
-    snapshots: Snapshots, trainer: SnapshotTrainer, session: Any
-) -> None:
-    """A snapshot contains the parts of all ranks."""
-    session.votes = ScriptedVotes(lambda values: values if len(values) > 2 else [1, 0])
-    assert take(snapshots, trainer) == NO_MEMORY
-    assert session.votes.sent[1] == [0, 0]
-    assert steps(snapshots) == []
-    assert snapshots.last is None
 
 
 def test_a_snapshot_that_cannot_be_declared_is_reported_as_lost(

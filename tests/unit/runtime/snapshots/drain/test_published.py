@@ -104,15 +104,6 @@ def test_reported_progress_is_synced_in_steps(
     assert order[-1] == "sync"
 
 
-def test_an_older_checkpoint_of_the_same_call_is_replaced(staging: StagingArea, out: Path) -> None:
-    """Nothing of it remains."""
-    for scheduled in (False, True):
-        fill(staging.slots[0], snapshot(out, 5, scheduled=scheduled))
-        expect_published(drain_slot(staging))
-    assert os.listdir(out) == ["checkpoint-5"]
-    assert read_manifest(out / "checkpoint-5").scheduled
-
-
 def test_a_directory_that_the_script_wrote_is_kept(staging: StagingArea, out: Path) -> None:
     """A script may save a model under any name; rotation does not delete it either."""
     own = out / "checkpoint-5"

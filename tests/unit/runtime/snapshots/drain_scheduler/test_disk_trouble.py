@@ -10,7 +10,6 @@ from support.builders.runtime.draining_run import DIES, FULL, World
 from grpo_run.runtime.history.events import CheckpointPublished
 from grpo_run.runtime.snapshots._drain_messages import DrainFailed, DrainProgress
 from grpo_run.runtime.snapshots._drain_requests import RETRY_SECONDS, STALL_SECONDS
-from grpo_run.runtime.snapshots.drain_scheduler import POLL_SECONDS
 
 
 def test_a_full_disk_raises_one_alert_and_is_retried(world: World) -> None:
@@ -20,8 +19,7 @@ def test_a_full_disk_raises_one_alert_and_is_retried(world: World) -> None:
         DrainFailed(slot=0, step=5, reason=f"{next(frees)} MiB may be taken", full=True)
     ]
     world.take(0, 5)
-    world.poll()
-    world.poll()
+    world.poll(times=2)
     assert world.trouble
     assert len(world.warnings) == 1
     assert "full" in world.warnings[0]
@@ -44,25 +42,11 @@ def test_a_full_disk_raises_one_alert_and_is_retried(world: World) -> None:
     assert "again" in world.warnings[1]
 
 
-def test_a_failed_drain_is_retried_after_a_wait(world: World) -> None:
-    """Other snapshots wait too, because they use the same disk."""
-    world.replies = lambda request: [FULL]
-    world.take(0, 5)
-    world.poll()
-    world.poll()
-    world.take(1, 6)
-    world.poll(RETRY_SECONDS - 2 * POLL_SECONDS)
-    assert len(world.requests) == 1
-    world.poll(3 * POLL_SECONDS)
-    assert len(world.requests) == 2
-
-
 def test_another_cause_raises_another_alert(world: World) -> None:
     """The user must act differently."""
     world.replies = lambda request: [FULL]
     world.take(0, 5)
-    world.poll()
-    world.poll()
+    world.poll(times=2)
     world.replies = lambda request: [DrainFailed(slot=0, step=5, reason="Read-only file system", full=False)]
     world.poll(RETRY_SECONDS)
     world.poll()
@@ -121,8 +105,7 @@ def test_a_worker_that_dies_is_replaced(world: World, end: BaseException) -> Non
     """An alert is raised, because the cause may persist."""
     world.replies = lambda request: [end]
     world.take(0, 5)
-    world.poll()
-    world.poll()
+    world.poll(times=2)
     assert not world.scheduler.busy
     assert world.trouble, "ranks must not wait for the disk"
     assert "died" in world.warnings[0]
@@ -137,12 +120,10 @@ def test_a_worker_that_dies_is_replaced(world: World, end: BaseException) -> Non
 def test_an_idle_worker_that_dies_is_replaced_without_an_alert(world: World) -> None:
     """No work was lost."""
     world.take(0, 5)
-    world.poll()
-    world.poll()
+    world.poll(times=2)
     world.processes[0].alive = False
     world.take(1, 6)
-    world.poll()
-    world.poll()
+    world.poll(times=2)
     assert len(world.processes) == 2
     assert world.durable == ["checkpoint-5", "checkpoint-6"]
     assert world.warnings == []
@@ -165,8 +146,7 @@ def test_a_slot_reused_by_a_rank_raises_no_alert(world: World) -> None:
     """The disk is not at fault."""
     world.replies = lambda request: [DrainFailed(slot=0, step=None, reason="the slot is empty", full=False)]
     world.take(0, 5)
-    world.poll()
-    world.poll()
+    world.poll(times=2)
     assert world.warnings == []
     assert not world.trouble
 
@@ -176,8 +156,7 @@ def test_a_broken_snapshot_is_skipped(world: World) -> None:
     world.take(0, 5)
     world.take(1, 6)
     shutil.rmtree(world.staging.slots[0].files)
-    for _ in range(6):
-        world.poll()
+    world.poll(times=6)
     assert world.durable == ["checkpoint-6"]
     assert world.slots == [0, 1]
     assert not world.trouble
@@ -185,8 +164,7 @@ def test_a_broken_snapshot_is_skipped(world: World) -> None:
     assert "cannot be read" in world.warnings[0]
     assert [fields["cause"] for fields in world.named("checkpoint_failed")] == ["checkpoint_corrupt"]
     world.take(0, 7)
-    world.poll()
-    world.poll()
+    world.poll(times=2)
     assert "checkpoint-7" in world.durable, "a later snapshot in the same slot is drained"
 
 
@@ -196,8 +174,7 @@ def test_broken_snapshots_leave_their_slots_to_the_ranks(world: World) -> None:
         world.take(index, index + 4)
         shutil.rmtree(world.staging.slots[index].files)
     assert world.staging.choose_slot() is None
-    for _ in range(4):
-        world.poll()
+    world.poll(times=4)
     assert [fields["lost"] for fields in world.named("checkpoint_failed")] == [True] * 3
     assert world.staging.snapshots() == []
     assert world.staging.choose_slot() is not None
@@ -219,8 +196,7 @@ def test_a_broken_snapshot_is_not_missed_if_its_step_was_taken_again_and_written
     else:
         world.take(1, 8, attempt=1, staged_at=other)
         world.scheduler.flush(newest_only=True)  # the newest first, as after a restart
-    world.poll()
-    world.poll()
+    world.poll(times=2)
     (failed,) = world.named("checkpoint_failed")
     assert failed["lost"] is not again
     assert ("was written by a later attempt" in failed["reason"]) is again

@@ -1,4 +1,7 @@
-"""Before a restart, and at the end, the newest snapshot reaches the disk."""
+"""Before a restart, and at the end, the newest snapshot reaches the disk.
+
+Memory is freed unless it has the only copy.
+"""
 
 from __future__ import annotations
 
@@ -19,9 +22,7 @@ def test_before_a_restart_the_newest_snapshot_is_drained_first(world: World) -> 
     world.scheduler.flush(newest_only=True)
     assert world.slots == [1]
     assert world.durable == ["snapshot-9"]
-    world.poll()
-    world.poll()
-    world.poll()
+    world.poll(times=3)
     assert world.slots == [1, 0]
     assert world.durable == ["checkpoint-5", "snapshot-9"]
 
@@ -129,12 +130,33 @@ def test_a_stall_alert_states_the_time_without_progress(world: World) -> None:
     assert f"has made no progress for {STALL_SECONDS:.0f} s" in world.warnings[0]
 
 
-def test_a_worker_stopped_during_a_request_loses_only_the_request(world: World) -> None:
-    """The supervisor continues."""
-    world.replies = lambda request: []
-    world.take(0, 9)
-    world.poll()
-    world.scheduler.worker.stop(0.0)
-    world.poll()
-    assert not world.scheduler.busy
-    assert "drain worker died" in world.warnings[0]
+@pytest.mark.parametrize("entry", [(), (0, 5), (0, 4)])
+def test_closing_frees_the_memory_when_every_snapshot_is_done(world: World, entry: tuple[int, ...]) -> None:
+    """Superseded snapshots need not be on disk, broken ones cannot be, and there may have been none."""
+    if entry == (0, 5):
+        world.take(0, 5)
+        world.take(1, 4, scheduled=False)
+    elif entry:
+        world.take(0, 4)
+        shutil.rmtree(world.staging.slots[0].files)
+    world.scheduler.flush(newest_only=False)
+    world.scheduler.close()
+    assert not world.staging.path.exists()
+    assert all(not process.alive for process in world.processes)
+
+
+@pytest.mark.parametrize("scheduled", [True, False])
+def test_closing_keeps_the_memory_of_an_undrained_newest_snapshot(world: World, scheduled: bool) -> None:
+    """The run may be resumed from it."""
+    world.take(0, 9, scheduled=scheduled)
+    assert world.scheduler.close()
+    assert [staged.step for staged, _ in world.staging.snapshots()] == [9]
+
+
+def test_closing_keeps_the_memory_of_an_undrained_scheduled_snapshot(world: World) -> None:
+    """A newer one on disk does not replace it."""
+    world.take(0, 5)
+    world.take(1, 9)
+    world.staging.slots[1].mark_drained()
+    world.scheduler.close()
+    assert world.staging.snapshots()

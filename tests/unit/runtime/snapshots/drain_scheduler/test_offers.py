@@ -20,8 +20,7 @@ def test_the_newest_snapshot_is_offered_to_an_attempt_and_drained_after_its_firs
     world.now += 10
     world.scheduler.poll(ranks_have_loaded=False)
     assert world.requests == []
-    for _ in range(4):
-        world.poll()
+    world.poll(times=4)
     assert world.durable == ["checkpoint-5", "snapshot-9"]
 
 
@@ -48,23 +47,13 @@ def test_a_disk_that_fails_leaves_the_only_copy_in_memory(world: World) -> None:
 def test_short_memory_lets_the_newest_snapshot_be_drained_and_freed(world: World) -> None:
     """Otherwise it stays in memory only, until half an hour has passed."""
     world.take(0, 9, scheduled=False)
-    for _ in range(3):
-        world.poll()
+    world.poll(times=3)
     assert world.durable == []
     assert world.scheduler.free_memory() == 0
     world.scheduler.memory_is_short = True
-    for _ in range(3):
-        world.poll()
+    world.poll(times=3)
     assert world.durable == ["snapshot-9"]
     assert world.scheduler.free_memory() > 0
-
-
-@pytest.mark.parametrize("layout", ["ddp", "fsdp2", "deepspeed-zero3", "per-rank"])
-def test_a_snapshot_is_offered_however_its_state_is_spread(world: World, layout: str) -> None:
-    """The slot has the files of a checkpoint, which the trainer's own code loads."""
-    world.take(0, 5, layout=layout, world_size=2)
-    assert world.scheduler.prepare_attempt() is not None
-    assert world.requests == []
 
 
 def test_drains_are_not_held_for_ever(world: World) -> None:

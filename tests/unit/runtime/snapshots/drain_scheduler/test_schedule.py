@@ -14,8 +14,7 @@ from grpo_run.runtime.snapshots.drain_scheduler import DURABLE_SECONDS, POLL_SEC
 
 def test_without_snapshots_no_worker_is_started(world: World) -> None:
     """Repeated polls do not start one."""
-    for _ in range(5):
-        world.poll()
+    world.poll(times=5)
     assert world.processes == []
 
 
@@ -24,8 +23,7 @@ def test_scheduled_snapshots_are_drained_oldest_first(world: World) -> None:
     world.take(0, 10)
     world.take(1, 5)
     world.take(2, 12, scheduled=False)
-    for _ in range(6):
-        world.poll()
+    world.poll(times=6)
     assert world.slots == [1, 0]
     assert world.durable == ["checkpoint-10", "checkpoint-5"]
     assert len(world.processes) == 1
@@ -111,6 +109,5 @@ def test_a_scheduled_snapshot_is_drained_even_if_a_newer_checkpoint_exists(world
     """The script asked for it."""
     world.take(0, 5)
     world.scheduler.record_published(1, 9)
-    world.poll()
-    world.poll()
+    world.poll(times=2)
     assert world.durable == ["checkpoint-5"]

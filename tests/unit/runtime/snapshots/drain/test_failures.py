@@ -1,4 +1,7 @@
-"""A drain that fails gives a reason and leaves no visible files."""
+"""A drain that fails gives a reason and leaves no visible files.
+
+Only a snapshot that cannot be read is broken.
+"""
 
 from __future__ import annotations
 
@@ -12,14 +15,22 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.builders.runtime.drained_slots import drain_slot, expect_failed, expect_published, is_empty
+from support.builders.runtime.drained_slots import (
+    drain_slot,
+    expect_failed,
+    expect_published,
+    is_empty,
+    set_free_space,
+)
 from support.slots import fill, snapshot
 
 from grpo_run.runtime.checkpoints.digests import verify_digests
 from grpo_run.runtime.checkpoints.manifest import read_manifest
+from grpo_run.runtime.errors import CheckpointError
+from grpo_run.runtime.rank.saving._spare_files import allocate
 from grpo_run.runtime.snapshots import _drain_worker as drain_worker
 from grpo_run.runtime.snapshots._drain_messages import DrainRequest
-from grpo_run.runtime.snapshots._drain_worker import handle_request
+from grpo_run.runtime.snapshots._drain_worker import DISK_RESERVE_BYTES, handle_request
 from grpo_run.runtime.snapshots.area import StagingArea
 
 
@@ -132,3 +143,87 @@ def test_an_output_directory_that_cannot_be_created_is_a_failure(staging: Stagin
     out.write_bytes(b"")
     fill(staging.slots[0], snapshot(out, 5))
     assert expect_failed(drain_slot(staging)).reason.startswith("File exists")
+
+
+@pytest.mark.parametrize("where", ["publish", "partial_directory"])
+def test_a_read_error_of_the_disk_does_not_mark_the_snapshot_broken(
+    staging: StagingArea, out: Path, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    """A manifest that was just written cannot be read back; a retry succeeds."""
+    fill(staging.slots[0], snapshot(out, 5))
+
+    def fail(*args: Any, **kwargs: Any) -> None:
+        raise CheckpointError("no readable MANIFEST.json: Stale file handle")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(drain_worker, where, fail)
+        reply = expect_failed(drain_slot(staging))
+    assert (reply.step, reply.broken, reply.full) == (5, False, False)
+    assert is_empty(out)
+    expect_published(drain_slot(staging))
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda slot: (slot.files / "checkpoint-5/model-0.safetensors").unlink(),
+        lambda slot: os.truncate(slot.files / "checkpoint-5/optimizer/rank0.pt", 100),
+        lambda slot: (slot.files / "checkpoint-5/trainer_state.json").write_text(""),
+    ],
+)
+def test_an_unreadable_snapshot_is_broken(
+    staging: StagingArea, out: Path, damage: Callable[[Any], None]
+) -> None:
+    """A retry cannot succeed; no files are visible."""
+    fill(staging.slots[0], snapshot(out, 5))
+    damage(staging.slots[0])
+    reply = expect_failed(drain_slot(staging))
+    assert (reply.step, reply.broken, reply.full) == (5, True, False)
+    assert is_empty(out)
+    assert not staging.slots[0].drained
+
+
+def test_an_invalid_snapshot_record_is_a_failure(staging: StagingArea, out: Path) -> None:
+    """The reply is that of an empty slot."""
+    (staging.slots[0].path / "STAGED.json").write_text("{")
+    reply = expect_failed(drain_slot(staging))
+    assert reply.step is None
+    assert "STAGED.json" in reply.reason
+
+
+@pytest.mark.parametrize("free", [0, 1 << 20, DISK_RESERVE_BYTES])
+def test_a_disk_without_free_space_is_not_written_to(
+    staging: StagingArea, out: Path, monkeypatch: pytest.MonkeyPatch, free: int
+) -> None:
+    """The reason names the missing size and the directory."""
+    fill(staging.slots[0], snapshot(out, 5))
+    set_free_space(monkeypatch, free)
+    reply = expect_failed(drain_slot(staging))
+    assert reply.full
+    assert reply.step == 5
+    assert "KiB are needed" in reply.reason
+    assert reply.free_bytes == free
+    assert str(out) in reply.reason
+    assert is_empty(out)
+    assert not staging.slots[0].drained
+
+
+def test_a_snapshot_that_does_not_fit_leaves_no_folder(
+    staging: StagingArea, out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A script may refuse an output directory that is not empty."""
+    out.mkdir(parents=True)
+    fill(staging.slots[0], snapshot(out, 5, scheduled=False))
+    set_free_space(monkeypatch, 0)
+    expect_failed(drain_slot(staging))
+    assert list(out.iterdir()) == []
+
+
+def test_free_space_is_required_for_the_files_only(
+    staging: StagingArea, out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Spare files are not written."""
+    fill(staging.slots[0], snapshot(out, 5))
+    allocate(staging.slots[0].spare / "x", 32 << 20)
+    set_free_space(monkeypatch, DISK_RESERVE_BYTES + (1 << 20))
+    expect_published(drain_slot(staging))
