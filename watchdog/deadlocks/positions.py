@@ -35,9 +35,9 @@ class Position:
     threads that wait in collectives, if no other thread of the rank can ever issue a collective or end a
     wait; None if another thread may, or if that is not known. `issued` is how many collectives it has issued
     in each group that Python has used, as far as known. `exited`: its process has exited.
-    `outside_training`: it is outside `train()`, or its script was over when it exited. `in_backward`: its
-    main thread is asleep in C++ code of a DDP backward pass. `stack_location` is its line where a record has
-    none.
+    `outside_training`: it is outside `train()`, or its script was over when it exited. `left_early`: it has
+    left its last `train()` call before that call's last step. `in_backward`: its main thread is asleep in C++
+    code of a DDP backward pass. `stack_location` is its line where a record has none.
     """
 
     rank: int
@@ -46,6 +46,7 @@ class Position:
     issued: Mapping[str, int] = field(default_factory=dict)
     exited: bool = False
     outside_training: bool = False
+    left_early: bool = False
     in_backward: bool = False
     stack_location: Location | None = None
 

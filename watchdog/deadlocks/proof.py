@@ -73,6 +73,9 @@ def _find_mismatch(ranks: ObservedRanks) -> Deadlock | None:
     # an exited rank may have been aborted by this mismatch: its exit does not tell which rank is at
     # fault
     culprits = find_culprits(stuck, ranks.records, world_size=len(ranks.world))
+    left_early = tuple(rank for rank in sorted(stuck) if ranks.positions[rank].left_early)
+    if 0 < len(left_early) < len(stuck):
+        culprits = left_early
     outside_training = {rank for rank in stuck if ranks.positions[rank].outside_training}
     early = len(outside_training) < len(stuck) and len(culprits) > 0 and outside_training.issuperset(culprits)
     wrong = next((rank for rank in (one, other) if rank in culprits), one)
@@ -139,8 +142,11 @@ def _find_circular_wait(ranks: ObservedRanks) -> Deadlock | None:
                 stuck.setdefault(blocked.rank, here)
                 waits += [(blocked.rank, rank) for rank in missing[blocked, here][0] if is_stuck(rank)]
     absent = {rank for _, rank in waits if rank in ranks.exited}
-    # a rank without a fault does not exit inside training; that a script is over says nothing
+    # a rank without a fault neither exits inside training nor leaves a call early while another goes on in
+    # it; that a script is over says nothing
+    early_ones = {rank for rank in stuck if ranks.positions[rank].left_early}
     left = {rank for rank in absent if not ranks.positions[rank].outside_training}
+    left |= {rank for waiter, rank in waits if ranks.positions[rank].left_early and waiter not in early_ones}
     if left:
         return _deadlock(ranks, Cause.rank_exited_early, tuple(sorted(left)), stuck, absent=left)
     unmet = {(waiter, rank) for waiter, rank in waits if rank in absent}

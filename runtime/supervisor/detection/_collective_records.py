@@ -321,12 +321,14 @@ class CollectiveRecords:
         # issued more than its log holds
         unrecorded = log is not None and all(entry.in_memory for entry in log)
         observed = log is not None and (exited or bool(recorded) or (recorded is not None and unrecorded))
+        outside = slot is not None and slot.state in (_LEFT if exited else _LEFT[:1])
         return Position(
             rank=rank,
             records=self._merge(rank, recorded or (), log or ()) if observed else None,
             issued=self._ranks.board.messages_sent(self._ranks.local_ranks[rank]) if observed else {},
             exited=exited,
-            outside_training=slot is not None and slot.state in (_LEFT if exited else _LEFT[:1]),
+            outside_training=outside,
+            left_early=outside and slot is not None and slot.step < slot.target_steps,
             in_backward=idle and slot is not None and _may_be_in_backward(slot, log or ()),
         )
 

@@ -88,6 +88,9 @@ def records(*words: str) -> tuple[Collective, ...]:
     return tuple(made)
 
 
+FACTS = ("exited", "outside_training", "left_early", "in_backward")
+
+
 class DeadlockShell:
     """Ranks, one after another, and the proof that they allow."""
 
@@ -96,7 +99,7 @@ class DeadlockShell:
 
     def rank(self, *words: str, keep: str = "", without: str = "", **options: str) -> None:
         """Add the next rank. Words that are no call are facts: `unseen`, `exited`, `outside_training`,
-        `in_backward`.
+        `left_early`, `in_backward`.
 
         Args:
             keep: how many of its newest records are left.
@@ -104,7 +107,7 @@ class DeadlockShell:
             options: `threads`, the threads that wait, if not those that its records name (`?`: not known);
                 `issued`, as JSON; `stack_location`.
         """
-        flags = {word: True for word in words if word in ("exited", "outside_training", "in_backward")}
+        flags = {word: True for word in words if word in FACTS}
         known = records(*(word for word in words if word not in (*flags, "unseen")))
         known = tuple(one for number, one in enumerate(known) if number not in ranks_of(without))
         given: dict[str, Any] = dict(flags)
