@@ -268,6 +268,7 @@ def refuse(pid: int, number: int) -> None:
         (ME, b"", refuse, "process of another user, which may not be signalled"),
         (2**22 + 1, b"", refuse, "exited before its stack was requested"),
     ],
+    ids=["silent", "silent since", "refused", "gone"],  # not by number: workers would collect other names
 )  # fmt: skip
 def test_a_rank_whose_stack_does_not_come_is_named(
     incident: Path, caught: list[int], monkeypatch: pytest.MonkeyPatch, stacks: Path, pid: int, before: bytes,
