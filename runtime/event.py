@@ -23,7 +23,18 @@ def _snake_case(name: str) -> str:
     return _WORD.sub("_", name).lower()
 
 
-class Event(msgspec.Struct, kw_only=True, tag_field="event", tag=_snake_case):
+class _Header(msgspec.Struct, kw_only=True):
+    """The fields of a line that every event has."""
+
+    time: float = 0.0
+    monotonic: float = 0.0
+    run: str = ""
+    attempt: int | None = None
+    rank: int | None = None
+    step: int | None = None
+
+
+class Event(_Header, kw_only=True, tag_field="event", tag=_snake_case):
     """What every event has. The journal fills in the first four; `attempt` only if the event has none.
 
     Attributes:
@@ -37,13 +48,6 @@ class Event(msgspec.Struct, kw_only=True, tag_field="event", tag=_snake_case):
     """
 
     private_fields: ClassVar[tuple[str, ...]] = ()
-
-    time: float = 0.0
-    monotonic: float = 0.0
-    run: str = ""
-    attempt: int | None = None
-    rank: int | None = None
-    step: int | None = None
 
 
 AnyEvent = TypeVar("AnyEvent", bound=Event)
@@ -61,16 +65,10 @@ class Unread(Event, kw_only=True):
     damaged: bool
 
 
-class _Header(msgspec.Struct):
-    """The fields of `Event` in a line of any event."""
+class _AnyLine(_Header, kw_only=True):
+    """What is read of a line of any event."""
 
     event: str
-    time: float = 0.0
-    monotonic: float = 0.0
-    run: str = ""
-    attempt: int | None = None
-    rank: int | None = None
-    step: int | None = None
 
 
 def event_name(kind: Event | type[Event]) -> str:
@@ -95,13 +93,16 @@ def encode(event: Event) -> bytes:
 
 def header_with(event: Event, **fields: Any) -> bytes:
     """Return a line that has the fields of every event, and some further ones instead of the event's own."""
-    record = {name: getattr(event, name) for name in _HEADER_FIELDS}
-    return _ENCODER.encode({"event": event_name(event), **record, **fields})
+    return _ENCODER.encode({"event": event_name(event), **_header(event), **fields})
 
 
 def with_short_texts(event: AnyEvent, most_characters: int) -> AnyEvent:
-    """Return the event with texts of at most so many characters, in lists and mappings too."""
-    return msgspec.convert(_replaced(as_record(event), most_characters), type(event))
+    """Return the event with texts of at most so many characters, in lists and mappings too.
+
+    Checks no type: an event that can be written must not fail here because it is long.
+    """
+    fields = {name: _replaced(getattr(event, name), most_characters) for name in event.__struct_fields__}
+    return msgspec.structs.replace(event, **fields)
 
 
 def _replaced(value: Any, most_characters: float) -> Any:
@@ -126,8 +127,7 @@ def _plain(value: Any) -> Any:
 
 
 _ENCODER = msgspec.json.Encoder(enc_hook=_plain)
-_HEADER_FIELDS = Event.__struct_fields__
-_HEADERS = msgspec.json.Decoder(_Header)
+_LINES = msgspec.json.Decoder(_AnyLine)
 _INVALID = (msgspec.DecodeError, ValueError, RecursionError)
 
 
@@ -154,7 +154,7 @@ class EventDecoder:
 
     def _decode_other(self, line: bytes) -> Event | None:
         try:
-            header = _HEADERS.decode(line)
+            header = _LINES.decode(line)
         except _INVALID:
             return self._decode_leniently(line)
         if header.event in self._names and (event := self._decode_leniently(line)) is not None:
@@ -174,13 +174,14 @@ class EventDecoder:
             if known:
                 event: Event = msgspec.convert(record, self._union)
                 return event
-            return _unread(msgspec.convert(record, _Header), damaged=False)
+            return _unread(msgspec.convert(record, _AnyLine), damaged=False)
         except msgspec.ValidationError:
             return Unread(name=name, damaged=True)
 
 
-def _unread(header: _Header, *, damaged: bool) -> Unread:
-    return Unread(
-        name=header.event, damaged=damaged, time=header.time, monotonic=header.monotonic, run=header.run,
-        attempt=header.attempt, rank=header.rank, step=header.step,
-    )  # fmt: skip
+def _unread(line: _AnyLine, *, damaged: bool) -> Unread:
+    return Unread(name=line.event, damaged=damaged, **_header(line))
+
+
+def _header(line: _Header) -> dict[str, Any]:
+    return {name: getattr(line, name) for name in _Header.__struct_fields__}

@@ -86,6 +86,13 @@ def test_a_value_is_written_as_json_in_one_line(
     assert json.loads(raw, parse_constant=refuse)["value"] == read
 
 
+def test_a_long_event_with_a_value_of_another_type_is_written(journal: Journal, events: Events) -> None:
+    """As a short one is: nothing that a rank or the supervisor writes may end it."""
+    journal.write(WarningGiven(rank="none", text="x" * 20_000))  # type: ignore[arg-type]
+    (record,) = events()
+    assert (record["rank"], record["text"]) == ("none", "x" * 16_384 + "…")
+
+
 def test_the_length_of_a_line_is_bounded(journal: Journal, tmp_path: Path, events: Events) -> None:
     """An event with too many fields keeps only the common keys."""
     journal.write(Anything(rank=2, value=["é" * 1000] * 1000))
