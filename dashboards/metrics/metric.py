@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Generic, Literal, TypeVar
 
-from grpo_run.runtime.features import modules
+from grpo_run.runtime.features import shown
 from grpo_run.runtime.history.lifecycle import RunState
 from grpo_run.runtime.history.recovery import Action
 from grpo_run.runtime.history.rewards import MOST_FUNCTIONS, FailureKind
@@ -157,13 +157,11 @@ INCIDENT_CAUSES = (
 )
 """The causes a verdict can have. A member of `Cause` that no verdict uses yet is not exported."""
 
-SHOWN = modules("shown")
-"""What features have to show."""
 DECIDED_ACTIONS = (
     Action.restart,
     Action.restart_from_earlier_checkpoint,
     Action.restart_with_plan_change,
-    *(action for module in SHOWN for action in getattr(module, "ACTIONS", ())),
+    *shown("ACTIONS"),
     Action.stop,
 )
 """The actions the supervisor can decide on, with those of features."""
@@ -200,9 +198,6 @@ CHECKPOINT_RESULT = Label(name="result", values=tuple(result.value for result in
 WALL_STATE = Label(name="state", values=tuple(state.value for state in WallState))
 OUTCOMES = ("recovered", "gave_up")
 OUTCOME = Label(name="outcome", values=OUTCOMES)
-MASKING_REASONS = (
-    *map(str, MaskingReason),
-    *(reason for module in SHOWN for reason in getattr(module, "MASKING_REASONS", ())),
-)
+MASKING_REASONS = (*map(str, MaskingReason), *shown("MASKING_REASONS"))
 MASKING = Label(name="reason", values=MASKING_REASONS)
 VERSION = Label(name="version", values=None, exclusive=True)

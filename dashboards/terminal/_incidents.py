@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from grpo_run.runtime.features import modules
+from grpo_run.runtime.features import shown
 from grpo_run.runtime.files import short_path
 from grpo_run.runtime.history.no_trainer_script import RESTART
 from grpo_run.runtime.history.recovery import Recovery
@@ -26,7 +26,7 @@ ACTIONS = {
     "restart_from_earlier_checkpoint": "roll back",
     "restart_with_plan_change": "restart all ranks with another memory plan",
     "stop": "stop the run",
-    **{name: text for module in modules("shown") for name, text in getattr(module, "ACTIONS", {}).items()},
+    **shown("ACTIONS"),
 }
 
 

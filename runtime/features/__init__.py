@@ -31,3 +31,8 @@ def modules(name: str) -> tuple[ModuleType, ...]:
     return tuple(
         importlib.import_module(name) for name in names if importlib.util.find_spec(name) is not None
     )
+
+
+def shown(kind: str) -> dict[str, str]:
+    """Return the words of one kind, such as `ACTIONS`, that features have in their modules `shown`."""
+    return {word: text for module in modules("shown") for word, text in getattr(module, kind, {}).items()}

@@ -215,9 +215,9 @@ class History:
     """Whether the present attempt began before `checkpoint`, which is damaged, set aside or unwanted then."""
 
     @classmethod
-    def of(cls, events: Iterable[Event], parts: Iterable[HistoryPart] = ()) -> History:
+    def of(cls, events: Iterable[Event]) -> History:
         """Replay a whole journal."""
-        history = cls(parts=tuple(parts))
+        history = cls()
         for event in events:
             history.apply(event)
         return history

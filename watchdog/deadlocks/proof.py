@@ -72,10 +72,9 @@ def _find_mismatch(ranks: ObservedRanks) -> Deadlock | None:
     stuck = {rank: record for rank, record in here.items() if share_group(one, here[one], rank, record)}
     # an exited rank may have been aborted by this mismatch: its exit does not tell which rank is at
     # fault
-    culprits = find_culprits(stuck, ranks.records, world_size=len(ranks.world))
-    left_early = tuple(rank for rank in sorted(stuck) if ranks.positions[rank].left_early)
-    if 0 < len(left_early) < len(stuck):
-        culprits = left_early
+    culprits = tuple(rank for rank in sorted(stuck) if ranks.positions[rank].left_early)
+    if len(culprits) in (0, len(stuck)):
+        culprits = find_culprits(stuck, ranks.records, world_size=len(ranks.world))
     outside_training = {rank for rank in stuck if ranks.positions[rank].outside_training}
     early = len(outside_training) < len(stuck) and len(culprits) > 0 and outside_training.issuperset(culprits)
     wrong = next((rank for rank in (one, other) if rank in culprits), one)
