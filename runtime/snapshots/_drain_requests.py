@@ -56,8 +56,9 @@ class DrainReports:
         if cause is self._trouble:
             return
         self._trouble = cause
-        self._staging.set_trouble(sentence)
         self._failed(staged, sentence, cause)
+        # afterwards: a rank that sees it may discard a snapshot at once, and its report follows this one
+        self._staging.set_trouble(cause, sentence)
 
     def broken(self, staged: StagedSnapshot, reason: str, *, repeated: bool) -> None:
         """Report a snapshot that cannot be read, so that its checkpoint is lost.

@@ -21,6 +21,7 @@ drained, one can hold the newest snapshot and one can be written at any time. Ra
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 from collections.abc import Callable
@@ -30,6 +31,7 @@ from pathlib import Path
 from grpo_run.runtime.errors import CheckpointError
 from grpo_run.runtime.files import write_json
 from grpo_run.runtime.snapshots.slot import STAGED, StagedSnapshot, StagingSlot
+from grpo_run.watchdog.causes import Cause
 
 SLOTS = 3
 TROUBLE = "TROUBLE.json"
@@ -77,17 +79,20 @@ class StagingArea:
         return cached[1]
 
     @property
-    def troubled(self) -> bool:
-        """Checkpoints cannot be written to disk at present, so nothing should wait for it."""
-        return (self.path / TROUBLE).exists()
+    def trouble(self) -> Cause | None:
+        """Why checkpoints cannot be written to disk at present; nothing should wait for it then."""
+        try:
+            return Cause(json.loads((self.path / TROUBLE).read_text())["cause"])
+        except FileNotFoundError:
+            return None
 
-    def set_trouble(self, sentence: str | None) -> None:
+    def set_trouble(self, cause: Cause | None, sentence: str = "") -> None:
         """Record why checkpoints cannot be written to disk, or with None that they can be written again."""
-        if sentence is None:
+        if cause is None:
             (self.path / TROUBLE).unlink(missing_ok=True)
             return
         with suppress(OSError):  # memory may be full too; ranks then wait for the disk until their deadline
-            write_json(self.path / TROUBLE, {"sentence": sentence})
+            write_json(self.path / TROUBLE, {"cause": cause, "sentence": sentence})
 
     def choose_slot(self, *, sacrifice: bool = False) -> StagingSlot | None:
         """Return the slot to write next, or None if every slot is needed or locked.

@@ -22,6 +22,7 @@ from grpo_run.runtime.rank.session import Session
 from grpo_run.runtime.snapshots.area import StagingArea
 from grpo_run.runtime.snapshots.headroom import least_headroom
 from grpo_run.runtime.snapshots.slot import StagedSnapshot, StagingSlot, path_of
+from grpo_run.watchdog.causes import Cause
 from grpo_run.watchdog.text import size_text
 
 
@@ -168,7 +169,7 @@ class Reserver:
         vote_at = min(deadline, time.monotonic() + SLICE_SECONDS)
         try:
             while True:
-                troubled = self._staging.troubled
+                troubled = self._staging.trouble is not None
                 slot = self._staging.choose_slot(sacrifice=troubled and may_discard)
                 if slot is not None and lock.enter_context(slot.locked()):
                     return slot
@@ -211,7 +212,7 @@ class Reserver:
                 CheckpointFailed(
                     rank=0,
                     step=old.step,
-                    cause="disk_full",
+                    cause=str(self._staging.trouble or Cause.unknown),
                     reason="the disk did not take the checkpoint, and memory was needed for newer ones.",
                     path=str(path_of(old)),
                     train_call=old.train_call.ordinal,

@@ -176,7 +176,7 @@ class Snapshots:
         if slot.drained or found not in (staged, None):
             return Durability.durable
         gone = found is None  # it could not be read, and its memory was freed
-        return Durability.given_up if gone or self.staging.troubled else Durability.waiting
+        return Durability.given_up if gone or self.staging.trouble else Durability.waiting
 
     def warn_no_memory(self, step: int) -> None:
         """Warn, once per attempt, that a checkpoint did not fit into memory."""

@@ -23,6 +23,7 @@ from grpo_run.runtime.snapshots._drain_worker import handle_request
 from grpo_run.runtime.snapshots.area import StagingArea
 from grpo_run.runtime.snapshots.drain_scheduler import POLL_SECONDS, DrainScheduler
 from grpo_run.runtime.snapshots.slot import StagedSnapshot
+from grpo_run.watchdog.causes import Cause
 from support.slots import fill, snapshot
 
 Replies = Callable[[DrainRequest], list[Any]]
@@ -104,9 +105,9 @@ class World:
         return sorted({*own, *snapshots} - {"_grpo_run"})
 
     @property
-    def trouble(self) -> bool:
-        """Ranks see that the disk is in trouble."""
-        return StagingArea(self.staging.path).troubled
+    def trouble(self) -> Cause | None:
+        """What ranks see of a disk that is in trouble."""
+        return StagingArea(self.staging.path).trouble
 
     def named(self, name: str) -> list[dict[str, Any]]:
         """Fields of the events with this name."""

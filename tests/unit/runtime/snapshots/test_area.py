@@ -15,6 +15,7 @@ from support.slots import fill, held, snapshot
 
 from grpo_run.runtime.snapshots.area import SLOTS, StagingArea
 from grpo_run.runtime.snapshots.slot import DRAINED, STAGED, StagedSnapshot, StagingSlot
+from grpo_run.watchdog.causes import Cause
 
 OUT = Path("/out")
 
@@ -170,13 +171,13 @@ def test_a_needed_slot_is_never_chosen(
 def test_trouble_is_visible_to_every_process_until_it_is_cleared(staging: StagingArea) -> None:
     """Ranks read the same file."""
     rank = StagingArea(staging.path)
-    assert not rank.troubled
-    staging.set_trouble("the disk is full")
-    assert rank.troubled
+    assert rank.trouble is None
+    staging.set_trouble(Cause.disk_full, "the disk is full")
+    assert rank.trouble is Cause.disk_full
     assert "the disk is full" in (staging.path / "TROUBLE.json").read_text()
     staging.set_trouble(None)
     staging.set_trouble(None)
-    assert not rank.troubled
+    assert rank.trouble is None
 
 
 def test_clearing_frees_the_memory(staging: StagingArea) -> None:

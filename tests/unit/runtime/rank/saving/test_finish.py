@@ -12,6 +12,7 @@ from support.identities import identity
 from support.saving import Guarded, named
 
 from grpo_run.runtime.checkpoints.manifest import TrainCall, read_manifest, write_manifest
+from grpo_run.watchdog.causes import Cause
 
 Polls = list[Callable[[], Any]]
 
@@ -57,7 +58,7 @@ def test_a_last_step_that_cannot_be_written_is_left_to_the_supervisor(
 ) -> None:
     """The script continues. The drain has warned, and the end of the run says where the checkpoint is."""
     staged.save(5)
-    polls += [lambda: staged.snapshots.staging.set_trouble("the disk is full")]
+    polls += [lambda: staged.snapshots.staging.set_trouble(Cause.disk_full)]
     assert staged.saver.finish() is None
     assert staged.session.notified == []
     assert "is not on disk yet" in named(events, "warning")[0]["text"]

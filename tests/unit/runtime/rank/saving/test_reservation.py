@@ -14,6 +14,7 @@ from grpo_run.runtime.rank.saving import _reservation as reservation
 from grpo_run.runtime.rank.saving._reservation import SaveFlags
 from grpo_run.runtime.rank.saving.contents import SaveMode
 from grpo_run.runtime.rank.saving.snapshots import Snapshots
+from grpo_run.watchdog.causes import Cause
 
 Events = Callable[[], list[dict[str, Any]]]
 
@@ -70,7 +71,7 @@ def test_a_forbidden_snapshot_discards_no_scheduled_checkpoint(
     needed: Snapshots, trainer: SnapshotTrainer, session: Any, clock: Time
 ) -> None:
     """While the disk is in trouble, a checkpoint in memory is discarded only after all ranks have voted."""
-    needed.staging.set_trouble("the disk is full")
+    needed.staging.set_trouble(Cause.disk_full)
     session.votes = ScriptedVotes(lambda values: [1, *values[1:]])
     assert take(needed, trainer, 4) == FORBIDDEN
     assert steps(needed) == [3, 2, 1]
@@ -121,11 +122,13 @@ def test_the_wait_for_a_slot_is_limited(
 
 
 def test_while_the_disk_is_in_trouble_the_oldest_snapshot_is_discarded(
-    needed: Snapshots, trainer: SnapshotTrainer, clock: Time
+    needed: Snapshots, trainer: SnapshotTrainer, clock: Time, events: Events
 ) -> None:
     """Training does not wait for a disk that is full or stuck, also if the trouble begins during the wait."""
-    clock.at = (5.0, lambda: needed.staging.set_trouble("the disk is full"))
+    clock.at = (5.0, lambda: needed.staging.set_trouble(Cause.checkpoint_stall))
     assert take(needed, trainer, 4) == TAKEN
+    lost = [(event["step"], event["cause"]) for event in events() if event["event"] == "checkpoint_failed"]
+    assert lost == [(1, "checkpoint_stall")]
     assert clock.now == pytest.approx(105.0, abs=0.1)
     assert take(needed, trainer, 5) == TAKEN
     assert clock.now == pytest.approx(105.0, abs=0.1)

@@ -22,6 +22,7 @@ from grpo_run.runtime.rank.saving.snapshots import Durability, Snapshots
 from grpo_run.runtime.snapshots._drain_messages import DrainPublished, DrainRequest
 from grpo_run.runtime.snapshots._drain_worker import handle_request
 from grpo_run.runtime.snapshots.slot import PREPARED
+from grpo_run.watchdog.causes import Cause
 
 Events = Callable[[], list[dict[str, Any]]]
 
@@ -224,7 +225,7 @@ def test_a_wait_ends_when_the_snapshot_is_on_disk_or_will_not_be(
     elif event == "freed":
         clock.at = (3.0, snapshots.last[0].free)
     elif event:
-        clock.at = (3.0, lambda: snapshots.staging.set_trouble("the disk hangs"))
+        clock.at = (3.0, lambda: snapshots.staging.set_trouble(Cause.checkpoint_stall))
     assert snapshots.wait_durable(limit_seconds) is durable
     assert clock.now == pytest.approx(100.0 + ends, abs=0.1)
 

@@ -10,6 +10,8 @@ from support.builders.runtime.draining_run import DIES, FULL, World
 from grpo_run.runtime.history.events import CheckpointPublished
 from grpo_run.runtime.snapshots._drain_messages import DrainFailed, DrainProgress
 from grpo_run.runtime.snapshots._drain_requests import RETRY_SECONDS, STALL_SECONDS
+from grpo_run.runtime.snapshots.drain_scheduler import DrainScheduler
+from grpo_run.watchdog.causes import Cause
 
 
 def test_a_full_disk_raises_one_alert_and_is_retried(world: World) -> None:
@@ -73,6 +75,23 @@ def test_a_stall_raises_one_alert_and_the_request_continues(world: World) -> Non
     world.poll()
     assert not world.trouble
     assert world.durable == ["checkpoint-5"]
+
+
+def test_ranks_see_trouble_after_it_is_in_the_journal(world: World) -> None:
+    """A rank that sees it may discard a checkpoint, which the journal then shows as its consequence."""
+    seen: list[Cause | None] = []
+    world.scheduler = DrainScheduler(
+        world.staging,
+        write=lambda event: seen.append(world.trouble),
+        warn=world.warnings.append,
+        preloaded=False,
+        clock=lambda: world.now,
+    )
+    world.replies = lambda request: [FULL]
+    world.take(0, 5)
+    world.poll(times=2)
+    assert seen == [None]
+    assert world.trouble is Cause.disk_full
 
 
 def test_a_job_that_was_suspended_has_not_stalled(world: World) -> None:
@@ -204,6 +223,6 @@ def test_a_broken_snapshot_is_not_missed_if_its_step_was_taken_again_and_written
 
 def test_trouble_of_an_earlier_supervisor_is_cleared(world: World) -> None:
     """The new one tests the disk itself."""
-    world.staging.set_trouble("the disk is full")
+    world.staging.set_trouble(Cause.disk_full, "the disk is full")
     world.begin()
     assert not world.trouble
