@@ -1,14 +1,14 @@
 """The points at which features take part in a rank.
 
 For each trainer that generates, `rollouts` once before training. What it adds is called around every rollout
-by `hooks/_rollout_hooks.py`, which has the order of all calls. Protocols and plain data.
+by `hooks/_rollout_hooks.py`, which has the order of all calls. Plain data, and methods that do nothing.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, ClassVar
 
 from grpo_run.runtime.rank.session import Session
 from grpo_run.runtime.upstream.patches import Handler
@@ -38,10 +38,10 @@ class RolloutPoints:
         return [next(filter(None, row), "") for row in zip(*found, strict=True)] if found else None
 
 
-class RankFeature(Protocol):
-    """A feature in one rank."""
+class RankFeature:
+    """A feature in one rank. It overrides the points at which it takes part; the others do nothing."""
 
-    name: str
+    name: ClassVar[str]
     """Under which its settings are in `RankSettings.features`."""
 
     def rollouts(self, trainer: Any, session: Session, train_call: int, points: RolloutPoints) -> None:

@@ -3,14 +3,14 @@
 In this order: when an attempt is prepared, `begin_attempt`, then `rank_settings` for each rank; after a
 fault, once its verdict is known, `answer`. Features are asked in the order of
 `runtime.features.FEATURES`, and the first answer counts. `supervisor.py` and `faults.py` call them. Plain
-data and protocols.
+data, and methods that do nothing.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, ClassVar
 
 from grpo_run.runtime.history.attempt_files import AttemptFiles
 from grpo_run.runtime.history.history import History
@@ -48,10 +48,12 @@ class Answer:
     act: Callable[[], None]
 
 
-class SupervisorFeature(Protocol):
-    """A feature in the supervisor of one run."""
+class SupervisorFeature:
+    """A feature in the supervisor of one run. It overrides the points at which it takes part; the
+    others do nothing.
+    """
 
-    name: str
+    name: ClassVar[str]
     """Under which its part in a rank finds its settings."""
 
     def begin_attempt(self) -> None:
@@ -59,9 +61,11 @@ class SupervisorFeature(Protocol):
 
     def rank_settings(self, rank: int, files: AttemptFiles) -> dict[str, Any] | None:
         """Return the JSON values that the feature's part in a rank gets; None for nothing."""
+        return None
 
     def answer(self, fault: Fault) -> Answer | None:
         """Return what can be done against a fault, which the history contains as its last recovery."""
+        return None
 
 
 FeatureFactory = Callable[[RunDirectory, History, Reporter], SupervisorFeature]

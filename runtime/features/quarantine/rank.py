@@ -18,7 +18,7 @@ from grpo_run.runtime.features.quarantine._files import RecordedRollout, write_r
 from grpo_run.runtime.features.quarantine.events import MAX_PREVIEW_CHARACTERS, PromptDigest, RolloutPosition
 from grpo_run.runtime.features.quarantine.settings import NAME, RankQuarantine
 from grpo_run.runtime.features.quarantine.shown import REASON
-from grpo_run.runtime.rank.points import RolloutPoints
+from grpo_run.runtime.rank.points import RankFeature, RolloutPoints
 from grpo_run.runtime.rank.session import Session
 from grpo_run.runtime.upstream.features import SAMPLE_MASKING, is_available
 
@@ -132,7 +132,7 @@ class PromptQuarantine:
             )
 
 
-class QuarantinePart:
+class QuarantinePart(RankFeature):
     """Quarantine at the points of a rank."""
 
     name = NAME

@@ -26,7 +26,7 @@ from grpo_run.runtime.history.history import History
 from grpo_run.runtime.history.recovery import Decision
 from grpo_run.runtime.history.reporter import Reporter
 from grpo_run.runtime.history.run_directory import RunDirectory
-from grpo_run.runtime.supervisor.points import Answer, Fault
+from grpo_run.runtime.supervisor.points import Answer, Fault, SupervisorFeature
 from grpo_run.runtime.supervisor.policy import start_of
 from grpo_run.watchdog.causes import Cause
 from grpo_run.watchdog.observation import Phase
@@ -36,7 +36,7 @@ FAILED = {Phase.generate.name: "generation", Phase.reward.name: "rewards"}
 """Phases that depend on the prompts, and what is said to have failed."""
 
 
-class RunQuarantine:
+class RunQuarantine(SupervisorFeature):
     """The quarantined prompts of a run.
 
     Raises:
