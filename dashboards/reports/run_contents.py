@@ -17,6 +17,7 @@ from typing import Any
 from grpo_run.dashboards.clean_text import clean
 from grpo_run.dashboards.curves import RunCurves
 from grpo_run.dashboards.reports.charts import FaultMark, Point
+from grpo_run.runtime.features import history_parts
 from grpo_run.runtime.history.history import History
 from grpo_run.runtime.history.reader import RunReader
 from grpo_run.runtime.history.recovery import Recovery
@@ -105,7 +106,7 @@ def read_run_report(run: RunDirectory) -> RunReport:
         RunDirectoryError: it is not a run directory, or cannot be read.
     """
     curves = RunCurves()
-    reader = RunReader(run, curves)
+    reader = RunReader(run, curves, history_parts)
     status = reader.read()
     history, recorded = status.history, run.read_run()
     incidents = tuple(_incident(one) for one in history.recoveries)
@@ -216,7 +217,7 @@ def _memory_notes(history: History) -> tuple[str, ...]:
     notes = [f"Memory plan: {history.memory.plan.text}"] if history.memory.plan.text else []
     if history.memory_restarts.count:
         notes.append(f"Restarts to free memory: {history.memory_restarts.count}")
-    return tuple(clean(note, MAX_SENTENCE) for note in (*notes, *history.memory_trace.lines()))
+    return tuple(clean(note, MAX_SENTENCE) for note in (*notes, *history.notes()))
 
 
 def _settings(recorded: Mapping[str, Any], history: History) -> dict[str, str]:

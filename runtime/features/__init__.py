@@ -2,7 +2,8 @@
 
 A folder has only the modules for which the feature has something, each named for where it is used:
 
-    events.py      its events in the journal, and what is replayed from them (`PART`, a `HistoryPart`)
+    events.py      its events in the journal, and what is replayed from them and shown (`PART`, a
+                   `HistoryPart`)
     supervisor.py  what it watches and answers in the supervisor (`PART`, which makes a `SupervisorFeature`)
     rank.py        what it does in a rank, at the points of `runtime/rank/points.py` (`PART`, a `RankFeature`)
     shown.py       words that metrics and terminal show: plain data
@@ -19,9 +20,10 @@ import importlib
 import importlib.util
 from types import ModuleType
 
-from grpo_run.runtime.features import quarantine
+from grpo_run.runtime.features import memory_trace, quarantine
+from grpo_run.runtime.history.history import HistoryPart
 
-FEATURES: tuple[ModuleType, ...] = (quarantine,)
+FEATURES: tuple[ModuleType, ...] = (quarantine, memory_trace)
 """All features, in the order in which they are asked."""
 
 
@@ -31,6 +33,11 @@ def modules(name: str) -> tuple[ModuleType, ...]:
     return tuple(
         importlib.import_module(name) for name in names if importlib.util.find_spec(name) is not None
     )
+
+
+def history_parts() -> list[HistoryPart]:
+    """Return new parts of a history, which features replay."""
+    return [module.PART() for module in modules("events")]
 
 
 def shown(kind: str) -> dict[str, str]:

@@ -8,9 +8,10 @@ does no I/O.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Protocol, TypeVar
+from functools import lru_cache
+from typing import Any, ClassVar, TypeVar
 
 from grpo_run.runtime.errors import EXIT_FINISHED, EXIT_GAVE_UP, EXIT_STOPPED
 from grpo_run.runtime.event import Event, EventDecoder, Unread
@@ -52,7 +53,6 @@ from grpo_run.runtime.history.events import (
     TrainStarted,
     WarningGiven,
 )
-from grpo_run.runtime.history.memory_findings import AllocatorSnapshotSaved, MemoryFindings, MemoryFound
 from grpo_run.runtime.history.no_trainer_script import (
     NoTrainerScript,
     ScriptCheckpointSaved,
@@ -99,8 +99,8 @@ ENDED = {EXIT_FINISHED: "finished", EXIT_STOPPED: "stopped"}
 """State of a run that has ended, by its exit code; with any other code it has failed."""
 
 
-class HistoryPart(Protocol):
-    """What one feature replays from its events.
+class HistoryPart:
+    """What one feature replays from its events, and what is shown of that.
 
     Attributes:
         EVENTS: their types.
@@ -110,6 +110,15 @@ class HistoryPart(Protocol):
 
     def apply(self, event: Any, /) -> None:
         """Take one of these events."""
+        raise NotImplementedError
+
+    def notes(self) -> Sequence[str]:
+        """Return lines for `grpo-run status` and reports."""
+        return ()
+
+    def as_json(self) -> Mapping[str, Any]:
+        """Return fields of the object that `grpo-run status --json` prints."""
+        return {}
 
 
 AnyPart = TypeVar("AnyPart")
@@ -188,8 +197,6 @@ class History:
     memory: MemoryRecord = field(default_factory=MemoryRecord)
     """What has been changed so that the run needs less memory."""
     memory_restarts: MemoryRestarts = field(default_factory=MemoryRestarts)
-    memory_trace: MemoryFindings = field(default_factory=MemoryFindings)
-    """What `--memory-trace` has found."""
     growth: dict[str, tuple[float, str]] = field(default_factory=dict)
     """Phases and callbacks that have cost more and more: by name, how many times as much as at the beginning,
     and the sentence.
@@ -215,9 +222,9 @@ class History:
     """Whether the present attempt began before `checkpoint`, which is damaged, set aside or unwanted then."""
 
     @classmethod
-    def of(cls, events: Iterable[Event]) -> History:
+    def of(cls, events: Iterable[Event], parts: Iterable[HistoryPart] = ()) -> History:
         """Replay a whole journal."""
-        history = cls()
+        history = cls(parts=tuple(parts))
         for event in events:
             history.apply(event)
         return history
@@ -321,10 +328,6 @@ class History:
                 self.memory.apply(event)
             case MemoryPlanGiven():
                 self.memory.apply_given(event)
-            case MemoryFound():
-                self.memory_trace.apply_found(event)
-            case AllocatorSnapshotSaved():
-                self.memory_trace.apply_snapshot(event)
             case SampleMasked() | GroupMasked() | NanReadAsNone() | RewardsRepeated():
                 self.masked.apply(event)
             case RewardMoved() | RewardFailed() | RewardCalls() | RewardWorkerReplaced():
@@ -337,8 +340,7 @@ class History:
     @property
     def decoder(self) -> EventDecoder:
         """Reads the events that this history is made of."""
-        own = [kind for part in self.parts for kind in part.EVENTS]
-        return EventDecoder((*EVENTS, *own)) if own else DECODER
+        return _decoder(tuple(kind for part in self.parts for kind in part.EVENTS))
 
     def part(self, kind: type[AnyPart]) -> AnyPart:
         """Return what a feature has replayed.
@@ -350,6 +352,10 @@ class History:
             if isinstance(part, kind):
                 return part
         raise LookupError(kind.__name__)
+
+    def notes(self) -> list[str]:
+        """Return what features have found, as lines."""
+        return [note for part in self.parts for note in part.notes()]
 
     def _run_started(self, event: RunStarted) -> None:
         self.run_id = event.run or self.run_id
@@ -547,9 +553,14 @@ EVENTS: tuple[type[Event], ...] = (
     SnapshotInterval, CheckpointStaged, CheckpointPublished, CheckpointFailed, CheckpointRejected, ModelSaved,
     IncidentConfirmed, ActionChosen, LearningGuardTripped,
     TrainsWithoutTrainer, StateSaved, ScriptCheckpointSaved,
-    MemoryShort, MemoryRestart, PlanChanged, MemoryPlanGiven, MemoryFound, AllocatorSnapshotSaved,
+    MemoryShort, MemoryRestart, PlanChanged, MemoryPlanGiven,
     SampleMasked, GroupMasked, NanReadAsNone, RewardsRepeated,
     RewardMoved, RewardFailed, RewardCalls, RewardWorkerReplaced,
 )  # fmt: skip
 """All events that a reader of a run takes as such; others are for people, and for one reader each."""
 DECODER = EventDecoder(EVENTS)
+
+
+@lru_cache(maxsize=4)
+def _decoder(own: tuple[type[Event], ...]) -> EventDecoder:
+    return EventDecoder((*EVENTS, *own)) if own else DECODER

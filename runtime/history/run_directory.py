@@ -36,7 +36,6 @@ from typing import Any
 
 from grpo_run.runtime.errors import RunDirectoryError
 from grpo_run.runtime.files import NO_SPACE_ERRNOS, lock_file, sees_lock, show_lock, write_json
-from grpo_run.runtime.history import memory_findings
 from grpo_run.runtime.memory import files
 from grpo_run.runtime.processes.identity import ProcessIdentity, own_identity
 from grpo_run.watchdog.json_values import from_json
@@ -269,7 +268,7 @@ OWN_NAMES = (
     files.FILE_NAME,
     "plan_traces",
     "memory_forecast",  # of earlier releases, whose runs are continued
-    memory_findings.FOLDER,
+    "memory_trace",
 )
 """What grpo-run writes into a run directory. `--run-dir` may name a directory with files of the user."""
 _NAMES = "|".join(map(re.escape, OWN_NAMES))

@@ -82,6 +82,12 @@ def main(features: Sequence[RankFeature] = ()) -> NoReturn:
     _exit(session, code, completed)
 
 
+def _script_returned(session: Session, features: Sequence[RankFeature]) -> None:
+    session.script_returned()
+    for feature in features:
+        feature.script_ended()
+
+
 def _run(
     settings: RankSettings,
     session: Session,
@@ -106,11 +112,11 @@ def _run(
             _run_script(settings, inherited)
         except BaseException as error:
             if isinstance(error, SystemExit) and not error.code:
-                session.script_returned()
+                _script_returned(session, features)
             else:
                 session.script_raised()
             raise
-        session.script_returned()
+        _script_returned(session, features)
     except Stopped:
         return EXIT_STOPPED, True
     except SystemExit as error:

@@ -1,7 +1,9 @@
 """The points at which features take part in a rank.
 
-For each trainer that generates, `rollouts` once before training. What it adds is called around every rollout
-by `hooks/_rollout_hooks.py`, which has the order of all calls. Plain data, and methods that do nothing.
+In this order: before the script runs, `begin`; for each trainer that generates, `rollouts` once before
+training; after each step, `step_ended`; at the end, `script_ended`. What `rollouts` adds is called around
+every rollout by `hooks/_rollout_hooks.py`, which has the order of all calls. Plain data, and methods that do
+nothing.
 """
 
 from __future__ import annotations
@@ -44,9 +46,29 @@ class RankFeature:
     name: ClassVar[str]
     """Under which its settings are in `RankSettings.features`."""
 
+    def begin(self, session: Session) -> None:
+        """Prepare the rank. The script has not imported its libraries yet."""
+
     def rollouts(self, trainer: Any, session: Session, train_call: int, points: RolloutPoints) -> None:
         """Add to the rollouts of a trainer that is about to train.
 
         Args:
             train_call: number of the call in the run.
         """
+
+    def step_ended(self, step: int, last_step: int) -> None:
+        """A step of a Trainer or loop has ended on this rank.
+
+        Args:
+            step: counted from 1.
+            last_step: of the call; 0 if not known.
+        """
+
+    def script_ended(self) -> None:
+        """The script has run its last line."""
+
+
+def overriding(features: Sequence[RankFeature], point: Callable[..., None]) -> list[Callable[..., None]]:
+    """Return the methods of those features that take part at a point, which is a method of `RankFeature`."""
+    name = point.__name__
+    return [getattr(one, name) for one in features if getattr(type(one), name) is not point]

@@ -1,9 +1,9 @@
 """The points at which features take part in the supervisor.
 
-In this order: when an attempt is prepared, `begin_attempt`, then `rank_settings` for each rank; after a
-fault, once its verdict is known, `answer`. Features are asked in the order of
-`runtime.features.FEATURES`, and the first answer counts. `supervisor.py` and `faults.py` call them. Plain
-data, and methods that do nothing.
+In this order: when an attempt is prepared, `begin_attempt`, then `rank_settings` for each rank; while ranks
+run, `poll`; after a fault, once its verdict is known, `answer`; when the run has ended, `end`. Features are
+asked in the order of `runtime.features.FEATURES`, and the first answer counts. `supervisor.py` and
+`faults.py` call them. Plain data, and methods that do nothing.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from grpo_run.runtime.history.history import History
 from grpo_run.runtime.history.recovery import Decision
 from grpo_run.runtime.history.reporter import Reporter
 from grpo_run.runtime.history.run_directory import RunDirectory
+from grpo_run.runtime.launch.config import RunConfig
 from grpo_run.watchdog.verdict import Verdict
 
 
@@ -63,10 +64,16 @@ class SupervisorFeature:
         """Return the JSON values that the feature's part in a rank gets; None for nothing."""
         return None
 
+    def poll(self) -> None:
+        """Several times a second while ranks run. What they have written to the journal is in the history."""
+
+    def end(self) -> None:
+        """The run has ended."""
+
     def answer(self, fault: Fault) -> Answer | None:
         """Return what can be done against a fault, which the history contains as its last recovery."""
         return None
 
 
-FeatureFactory = Callable[[RunDirectory, History, Reporter], SupervisorFeature]
+FeatureFactory = Callable[[RunConfig, RunDirectory, History, Reporter], SupervisorFeature]
 """Makes a feature's part for one run. Raises `RunDirectoryError` for a file of the user that is not valid."""

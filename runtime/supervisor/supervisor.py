@@ -121,7 +121,7 @@ class Supervisor:
         self.backups = CheckpointBackups(*links, warn=lambda text: self.warn(None, text))
         self._drains = self._schedule_drains(staging) if staging is not None else None
         self.lifecycle = Lifecycle(self._state_changed)
-        self.features = [make(run, self.history, self._reporter) for make in features]
+        self.features = [make(config, run, self.history, self._reporter) for make in features]
         self._faults = FaultHandler(
             config, run, lifecycle=self.lifecycle, reporter=self._reporter, history=self.history,
             features=self.features,
@@ -289,6 +289,8 @@ class Supervisor:
         self._write_commit(slots)
         self._host.poll(self.attempt, self.board, slots, self._polled_at)
         self._live.read_ranks()
+        for feature in self.features:
+            feature.poll()
         if self._drains is not None:
             try:
                 self._drains.poll(ranks_have_loaded=self.attempt.have_loaded(slots))
@@ -449,7 +451,10 @@ class Supervisor:
         )
 
     def _end(self, event: RunEvent, exit_code: int, sentence: str = "") -> Directive:
-        return self._outcome.end(event, exit_code, self.attempt, sentence)
+        directive = self._outcome.end(event, exit_code, self.attempt, sentence)
+        for feature in self.features:
+            feature.end()
+        return directive
 
     def _stop_jointly(self, ranks: RankGroup) -> bool:
         """Let the ranks agree on a step, save and exit, and return whether all of them have.

@@ -5,8 +5,8 @@ Used by `runtime/planning/`. The head's Triton kernels cannot run without a GPU.
 allocate temporaries that the kernels do not, so a trace for a GPU replaces them by functions that allocate
 nothing.
 
-`memory_trace` reads what autograd has saved: tensors that only a graph holds are objects of C++, which `gc`
-cannot see.
+Also what autograd has saved (tensors that only a graph holds are objects of C++, which `gc` cannot see) and
+the history of the CUDA allocator.
 """
 
 from __future__ import annotations
@@ -162,10 +162,11 @@ class CudaAllocator:
     Imports nothing and never initializes CUDA.
     """
 
-    def is_ready(self) -> bool:
-        """Whether the script has initialized CUDA, which it does on the devices of its choice."""
-        cuda = getattr(sys.modules.get("torch"), "cuda", None)
-        return cuda is not None and bool(cuda.is_initialized())
+    def when_ready(self, call: Callable[[], None]) -> None:
+        """Call a function when the script initializes CUDA, which it does on the devices of its choice, or
+        now if it has. An exception of the function would fail that.
+        """
+        sys.modules["torch.cuda"]._lazy_call(call)
 
     def is_recording(self) -> bool:
         """Whether its history is recorded, by whomever: the script may do that itself."""

@@ -50,12 +50,20 @@ def without(name: str, folder: Path) -> Path:
         shutil.copyfile(REPOSITORY / file, copied)
     table = folder / "grpo_run" / "runtime" / "features" / "__init__.py"
     text, removed = re.subn(
-        rf"^from grpo_run\.runtime\.features import {name}\n", "", table.read_text(), flags=re.MULTILINE
+        r"^from grpo_run\.runtime\.features import (\([^)]*\)|.*)\n",
+        lambda line: imported(set(re.findall(r"\w+", line[1])) - {name}),
+        table.read_text(),
+        flags=re.MULTILINE,
     )
     text, left_out = re.subn(rf"(FEATURES: [^=]*= \([^)]*?)\b{name}\b,? ?", r"\1", text)
     assert (removed, left_out) == (1, 1)
     table.write_text(text)
     return folder
+
+
+def imported(names: set[str]) -> str:
+    """Return the line that imports features."""
+    return f"from grpo_run.runtime.features import {', '.join(sorted(names))}\n" if names else ""
 
 
 def words_of(name: str) -> list[str]:

@@ -40,9 +40,10 @@ DECIDERS = {
     "runtime": {"call_names", "errors", "event"},
     "runtime.checkpoints": {"compatibility"},
     "runtime.history": {
-        "events", "history", "progress", "sample_masking", "lifecycle", "memory_findings",
+        "events", "history", "progress", "sample_masking", "lifecycle",
         "no_trainer_script", "recovery", "rewards", "totals", "train_calls", "wall_states",
     },
+    "runtime.features.memory_trace": {"events"},
     "runtime.features.quarantine": {"events", "settings", "shown"},
     "runtime.launch": {"config", "guard_options", "injections"},
     "runtime.memory": {"facts", "plan"},

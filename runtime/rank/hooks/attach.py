@@ -77,6 +77,8 @@ def install_guard(session: Session, features: Sequence[RankFeature] = ()) -> Non
 
         for module, name in (("grpo_config", "GRPOConfig"), ("rloo_config", "RLOOConfig")):
             wrapt.register_post_import_hook(functools.partial(cap, name), f"trl.trainer.{module}")
+    for feature in features:
+        feature.begin(session)
 
 
 def _plan_memory(module: Any, session: Session) -> None:

@@ -144,7 +144,8 @@ def run_train_call(
         hooks.enter_context(input_gradients.one_hook_per_model(lambda: warn_once(HOOK_REPLACED)))
         contents = TrainerContents(trainer, session, call, exact)
         saver = Saver(contents, session, snapshots=guard.snapshots, collect_vote=step_vote.collect)
-        events = StepEvents(session, call.ordinal, step_vote, saver, guards, TrainerSource(exact, reader))
+        source = TrainerSource(exact, reader)
+        events = StepEvents(session, call.ordinal, step_vote, saver, guards, source, guard.features)
         hooks.enter_context(contents.log_history.restored())
         if session.is_main:
             journal = session.journal.write

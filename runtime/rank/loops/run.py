@@ -202,7 +202,13 @@ class SupervisedLoop:
             self._contents, session, snapshots=guard.snapshots, collect_vote=self._step_vote.collect
         )
         self._events = StepEvents(
-            session, self._call.ordinal, self._step_vote, self._saver, self._guards, self._logs
+            session,
+            self._call.ordinal,
+            self._step_vote,
+            self._saver,
+            self._guards,
+            self._logs,
+            guard.features,
         )
         self._optimizers = OptimizerSteps(
             self._state.optimizers.values(), before=self._before_optimizer, after=self._after_optimizer

@@ -12,7 +12,7 @@ that are wrapped within a step are listed in `runtime/rank/hooks/_rollout_hooks.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from grpo_run.runtime.checkpoints.manifest import TrainCall, mark_finished
@@ -21,6 +21,7 @@ from grpo_run.runtime.history.events import RolloutTimedOut, TrainEnded, TrainSt
 from grpo_run.runtime.rank.learning import LearningGuards
 from grpo_run.runtime.rank.memory.cleanup import HostCaches, StepCleanup
 from grpo_run.runtime.rank.memory.cleanup_policy import CleanupNeed
+from grpo_run.runtime.rank.points import RankFeature, overriding
 from grpo_run.runtime.rank.saving.saver import Saver
 from grpo_run.runtime.rank.session import Session
 from grpo_run.runtime.rank.step.step_vote import NO_REQUESTS, StepVote
@@ -47,6 +48,7 @@ class StepEvents:
         step_vote: votes on the steps of this call.
         saver: takes the checkpoints of this call.
         guards: judge each step.
+        features: are told of each step.
     """
 
     def __init__(
@@ -57,6 +59,7 @@ class StepEvents:
         saver: Saver,
         guards: LearningGuards,
         source: StepSource,
+        features: Sequence[RankFeature] = (),
     ) -> None:
         self._session = session
         self._ordinal = ordinal
@@ -64,6 +67,7 @@ class StepEvents:
         self._saver = saver
         self._guards = guards
         self._source = source
+        self._after_step = overriding(features, RankFeature.step_ended)
         self._cleanup = self._make_cleanup(session.config.cleanup_every)
         self._host_caches = HostCaches(session.board)
 
@@ -161,7 +165,8 @@ class StepEvents:
         slot.step = step
         slot.replace(Phase.data)
         self._cleanup.observe(step, session.accounting.step_ended())
-        self._trace_memory(step)
+        for point in self._after_step:
+            point(step, slot.target_steps)
         slot.publish()
         if session.growth is not None:
             session.growth.step_ended(step)
@@ -186,12 +191,6 @@ class StepEvents:
         self._step_vote.collect()
         self._session.slot.state = RankState.between
         self._session.slot.publish()
-
-    def _trace_memory(self, step: int) -> None:
-        """Look at what is alive, under `--memory-trace`."""
-        session = self._session
-        if session.memory_trace is not None:
-            session.memory_trace.step_ended(step, last_step=session.slot.target_steps)
 
     def _journal_timed_out(self, agreed: VoteResult) -> None:
         """Journal, on rank 0, that a deadline has ended a rollout of the step before."""

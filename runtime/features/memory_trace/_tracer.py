@@ -1,10 +1,8 @@
 """The memory trace of one rank: looks at what is alive after each step, and reports what is kept.
 
-Made by the session under `--memory-trace`, before the script runs, with `trace_memory`.
-`runtime/rank/step/events.py` calls `step_ended` after the steps of a Trainer or loop; in a script with
-neither, each optimizer step counts as one. Most steps cost one census. Only if tensors of several steps stay
-alive, where tensors are made is recorded in the next steps, and then their holder is looked for. Everything
-is held weakly. `_finding.py` has the rule; changes nothing.
+Made by `rank.py`. Most steps cost one census. Only if tensors of several steps stay alive, where tensors are
+made is recorded in the next steps, and then their holder is looked for. Everything is held weakly.
+`_finding.py` has the rule; changes nothing.
 """
 
 from __future__ import annotations
@@ -15,18 +13,20 @@ import time
 import traceback
 from collections import defaultdict
 from collections.abc import Callable
-from dataclasses import asdict
 from typing import Any
 
-import wrapt
-
-from grpo_run.runtime.history.memory_findings import NOTICE
-from grpo_run.runtime.rank.memory_trace import _finding as finding
-from grpo_run.runtime.rank.memory_trace._census import Census, Ledger, StorageEntry, take_census, tensor_types
-from grpo_run.runtime.rank.memory_trace._finding import HolderSizes, TraceFinding
-from grpo_run.runtime.rank.memory_trace._holders import find_holder
-from grpo_run.runtime.rank.memory_trace._sites import SiteRecorder
-from grpo_run.runtime.rank.memory_trace.allocator_history import AllocatorHistory
+from grpo_run.runtime.features.memory_trace import _finding as finding
+from grpo_run.runtime.features.memory_trace._census import (
+    Census,
+    Ledger,
+    StorageEntry,
+    take_census,
+    tensor_types,
+)
+from grpo_run.runtime.features.memory_trace._finding import HolderSizes
+from grpo_run.runtime.features.memory_trace._holders import find_holder
+from grpo_run.runtime.features.memory_trace._sites import SiteRecorder
+from grpo_run.runtime.features.memory_trace.events import NOTICE, MemoryFound
 
 SHARE = 0.7
 """What the trace may take in addition to the time of the steps; if it takes more, steps are left out."""
@@ -38,52 +38,11 @@ MOST_FINDINGS = 20
 """Alarms of one rank that are reported, and as many notices."""
 
 
-def trace_memory(
-    write: Callable[..., object],
-    trains_alone: Callable[[], int | None],
-    *,
-    history: AllocatorHistory,
-    warn: Callable[[str], None],
-    free_bytes: Callable[[str], int],
-) -> MemoryTrace:
-    """Begin to trace the memory of this process. Imports no library: the hooks wait until the script does.
-
-    Args:
-        write: takes the fields of a `memory_finding` event.
-        trains_alone: returns how many optimizer steps the script has taken with no Trainer and no loop; None
-            inside one.
-        history: of the CUDA allocator.
-        warn: called with one line if the trace itself fails, and ends.
-        free_bytes: returns how much memory of a type of device this rank may still take; 0 if that is not
-            known.
-    """
-    directory = os.getcwd()
-
-    def report(found: TraceFinding) -> None:
-        subject, sentence = finding.subject(found, directory), finding.sentence(found, directory)
-        write(key=found.key, subject=subject, sentence=sentence, **asdict(found))
-        if found.kind != NOTICE:  # the only snapshot of a finding is for an alarm
-            history.found()
-
-    trace = MemoryTrace(report, history, warn, free_bytes)
-
-    def after_step(optimizer: Any, args: Any, kwargs: Any) -> None:
-        steps = trains_alone()
-        if steps is not None and not sys.modules["torch"].compiler.is_compiling():
-            trace.step_ended(steps)
-
-    wrapt.register_post_import_hook(
-        lambda module: module.register_optimizer_step_post_hook(after_step), "torch.optim.optimizer"
-    )
-    return trace
-
-
 class MemoryTrace:
     """The trace of one rank. Used by the thread that trains.
 
     Args:
         report: called with each finding, once.
-        history: of the CUDA allocator.
         warn: called with one line if the trace itself fails, and ends.
         free_bytes: returns how much memory of a type of device this rank may still take; 0 if that is not
             known.
@@ -91,13 +50,12 @@ class MemoryTrace:
 
     def __init__(
         self,
-        report: Callable[[TraceFinding], None],
-        history: AllocatorHistory,
+        report: Callable[[MemoryFound], None],
         warn: Callable[[str], None],
         free_bytes: Callable[[str], int] = lambda device: 0,
     ) -> None:
-        self.history = history
         self._report, self._warn, self._free_bytes = report, warn, free_bytes
+        self._directory = os.getcwd()
         self._ledger = Ledger()
         self._sizes: dict[object, HolderSizes] = defaultdict(HolderSizes)
         self._kinds: frozenset[type] = frozenset()
@@ -117,7 +75,6 @@ class MemoryTrace:
     def end(self) -> None:
         """Trace no longer: the trace has failed, or this process was forked from the rank."""
         self._active = False
-        self.history.end()
         self._end_recorder()
 
     def observe(self, look: Callable[..., object], *arguments: Any) -> None:
@@ -155,7 +112,6 @@ class MemoryTrace:
         return True
 
     def _look_at_step(self) -> None:
-        self.history.begin()
         began = time.perf_counter()
         self._debt -= SHARE * (began - self._ended_at)
         recorder = self._recorder
@@ -216,14 +172,15 @@ class MemoryTrace:
         if holder.limited:
             return True
         if 2 * sum(map(_bytes, saved)) > sum(map(_bytes, held)):
-            self._emit(finding.of_holder(holder, saved, "graph", {}))
+            self._emit(finding.of_holder(holder, saved, "graph", {}, self._directory))
         elif gain is not None and len({one.born for one in held}) >= finding.GROWING:
             free = self._free_bytes(max(held, key=_bytes).device)
             details = gain.outgrows(steps_left=self._steps_left, free_bytes=free)
-            self._emit(finding.of_holder(holder, held, "growth" if details else NOTICE, details))
+            kind = "growth" if details else NOTICE
+            self._emit(finding.of_holder(holder, held, kind, details, self._directory))
         return True
 
-    def _emit(self, found: TraceFinding) -> None:
+    def _emit(self, found: MemoryFound) -> None:
         """Report a finding, unless one of the same kind with the same holder and line was reported."""
         emitted = self._emitted[found.kind == NOTICE]
         if found.key not in emitted and len(emitted) < MOST_FINDINGS:

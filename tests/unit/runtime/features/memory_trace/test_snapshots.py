@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
-from grpo_run.runtime.rank.memory_trace.allocator_history import (
+from grpo_run.runtime.features.memory_trace._allocator_history import (
     MOST_ENTRIES,
     AllocatorHistory,
     pickled_within,
@@ -22,14 +21,20 @@ from grpo_run.runtime.upstream.memory_names import CudaAllocator
 class FakeAllocator(CudaAllocator):
     """An allocator with a ring buffer, and a script that may record by itself."""
 
-    def __init__(self, *, ready: bool = True, recording: bool = False) -> None:
-        self.ready, self.recording = ready, recording
+    def __init__(self, *, recording: bool = False) -> None:
+        self.recording = recording
+        self.waiting: list[Callable[[], None]] = []
         self.recorded: list[int] = []
         self.observers: list[Callable[[], None]] = []
         self.error: Exception | None = None
 
-    def is_ready(self) -> bool:
-        return self.ready
+    def when_ready(self, call: Callable[[], None]) -> None:
+        self.waiting.append(call)
+
+    def initialize(self) -> None:
+        """The script initializes CUDA."""
+        for call in self.waiting:
+            call()
 
     def is_recording(self) -> bool:
         return self.recording
@@ -57,25 +62,31 @@ class Traced(AllocatorHistory):
         self.saved: list[tuple[str, str]] = []
         self.warned: list[str] = []
 
-        def saved(path: Path, reason: str, size: int, entries: int) -> None:
-            assert (path.stat().st_size, entries) == (size, 43)
-            self.saved.append((path.name, reason))
+        def write(event: Any) -> None:
+            path = folder / event.path
+            assert (path.stat().st_size, event.entries) == (event.bytes, 43)
+            assert (event.rank, event.step, path.parent) == (3, 7, folder / "memory_trace")
+            self.saved.append((path.name, event.reason))
 
         super().__init__(
-            allocator, folder / "memory_trace", 3, saved=saved, warn=self.warned.append, most_bytes=most_bytes
-        )
+            folder, 3, step=lambda: 7, write=write, warn=self.warned.append, allocator=allocator,
+            most_bytes=most_bytes,
+        )  # fmt: skip
+        self.await_cuda(None)
+
+    def begin(self) -> None:
+        """The script initializes CUDA."""
+        allocator = self._allocator
+        assert isinstance(allocator, FakeAllocator)
+        allocator.initialize()
 
 
 def test_nothing_is_recorded_before_the_script_has_initialized_cuda(tmp_path: Path) -> None:
-    """It would get a context on a device that the script has not chosen. Asking initializes nothing."""
-    assert CudaAllocator().is_ready() is torch.cuda.is_initialized()
-    allocator = FakeAllocator(ready=False)
+    """It would get a context on a device that the script has not chosen."""
+    allocator = FakeAllocator()
     traced = Traced(tmp_path, allocator)
-    traced.begin()
     traced.found()
     assert allocator.recorded == traced.saved == []
-    allocator.ready = True
-    traced.begin()
     traced.begin()
     assert (allocator.recorded, len(allocator.observers)) == ([MOST_ENTRIES], 1)
 
@@ -152,16 +163,15 @@ def test_what_cannot_be_saved_is_a_warning_and_no_error(tmp_path: Path) -> None:
 
 
 def test_an_allocator_without_history_is_one_warning(tmp_path: Path) -> None:
-    """Such as cudaMallocAsync; nothing is tried again. A process that was forked saves nothing either."""
+    """Such as cudaMallocAsync. A process that was forked saves nothing either."""
     allocator = FakeAllocator()
     allocator.error = RuntimeError("cudaMallocAsync does not yet support recordHistory.")
     traced, forked = Traced(tmp_path, allocator), Traced(tmp_path, FakeAllocator())
     traced.begin()
-    traced.begin()
     traced.found()
     (warning,) = traced.warned
     assert "cudaMallocAsync" in warning
-    forked.begin()
     forked.end()
+    forked.begin()
     forked.script_ended()
     assert traced.saved == forked.saved == []

@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 import pytest
 
-from grpo_run.runtime.rank.memory_trace._finding import TraceFinding
+from grpo_run.runtime.features.memory_trace.events import MemoryFound
 
-RunScript = Callable[..., list[TraceFinding]]
+RunScript = Callable[..., list[MemoryFound]]
 
 FULL = {
     "bounded_deque": """

@@ -8,35 +8,25 @@ import sys
 import textwrap
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
 
-from grpo_run.runtime.rank.memory_trace import tracer
-from grpo_run.runtime.rank.memory_trace._finding import TraceFinding
+from grpo_run.runtime.features.memory_trace import _tracer
+from grpo_run.runtime.features.memory_trace.events import MemoryFound
 
 LAST_STEP = 1000
 """Of the training that a script is at the beginning of."""
 
 
 @pytest.fixture
-def no_history() -> Any:
-    """The history of the CUDA allocator where there is none."""
-    return SimpleNamespace(begin=lambda: None, end=lambda: None)
-
-
-@pytest.fixture
-def run_script(
-    monkeypatch: pytest.MonkeyPatch, no_history: Any, tmp_path: Path
-) -> Callable[..., list[TraceFinding]]:
+def run_script(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., list[MemoryFound]]:
     """Runs a script in which each call of `made()` ends a step, and returns what is found."""
-    monkeypatch.setattr(tracer, "SHARE", 1e9)
+    monkeypatch.setattr(_tracer, "SHARE", 1e9)
 
-    def run(source: str, free: int = 0) -> list[TraceFinding]:
-        found: list[TraceFinding] = []
-        trace = tracer.MemoryTrace(found.append, no_history, pytest.fail, lambda device: free)
+    def run(source: str, free: int = 0) -> list[MemoryFound]:
+        found: list[MemoryFound] = []
+        trace = _tracer.MemoryTrace(found.append, pytest.fail, lambda device: free)
         step = 0
 
         def made() -> torch.Tensor:

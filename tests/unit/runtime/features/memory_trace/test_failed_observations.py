@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
-from grpo_run.runtime.rank.memory_trace import tracer
-from grpo_run.runtime.rank.memory_trace._census import Ledger
-from grpo_run.runtime.rank.memory_trace._sites import SiteRecorder
+from grpo_run.runtime.features.memory_trace import _tracer
+from grpo_run.runtime.features.memory_trace._census import Ledger
+from grpo_run.runtime.features.memory_trace._sites import SiteRecorder
 
 
 def fails(*_: Any) -> None:
@@ -22,13 +22,13 @@ def fails(*_: Any) -> None:
     ("owner", "name"), [(Ledger, "observe"), (SiteRecorder, "_note")], ids=["a census", "an operator"]
 )
 def test_the_script_goes_on_and_one_line_says_what_has_failed(
-    monkeypatch: pytest.MonkeyPatch, no_history: Any, owner: type, name: str
+    monkeypatch: pytest.MonkeyPatch, owner: type, name: str
 ) -> None:
     """What the script computes is what it computes without a trace, and no mode of ours stays active."""
-    monkeypatch.setattr(tracer, "SHARE", 1e9)
+    monkeypatch.setattr(_tracer, "SHARE", 1e9)
     monkeypatch.setattr(owner, name, fails)
     warnings: list[str] = []
-    trace = tracer.MemoryTrace(pytest.fail, no_history, warnings.append)
+    trace = _tracer.MemoryTrace(pytest.fail, warnings.append)
     kept = []
     for step in range(1, 12):
         kept.append(torch.ones(64, 64) @ torch.ones(64, 64))  # suspicious, so operators are watched

@@ -1,6 +1,6 @@
 """The object that accumulates tensors: the nearest above a tensor that also holds those of other steps.
 
-Used by `tracer.py`. A holder is proved from both sides: it is reached from the tensor through its referrers,
+Used by `_tracer.py`. A holder is proved from both sides: it is reached from the tensor through its referrers,
 and the tensors of the other steps are reached from it. It is named by an attribute or variable, which is
 found among the objects that refer to it; no source is read. `_finding.py` decides whether it grows.
 """
@@ -14,8 +14,7 @@ from dataclasses import dataclass
 from types import FunctionType
 from typing import Any, NamedTuple
 
-from grpo_run.runtime.rank.memory_trace._census import Site
-from grpo_run.runtime.rank.memory_trace._referrers import (
+from grpo_run.runtime.features.memory_trace._referrers import (
     attributes,
     is_namespace,
     levels,
@@ -23,6 +22,7 @@ from grpo_run.runtime.rank.memory_trace._referrers import (
     referrers,
     running_locals,
 )
+from grpo_run.runtime.features.memory_trace.events import Site
 from grpo_run.watchdog.evidence.source import is_user_file
 
 MOST_HELD = 50_000

@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from grpo_run.runtime.rank.memory_trace._census import Ledger, take_census, tensor_types
-from grpo_run.runtime.rank.memory_trace._sites import SiteRecorder
+from grpo_run.runtime.features.memory_trace._census import Ledger, take_census, tensor_types
+from grpo_run.runtime.features.memory_trace._sites import SiteRecorder
 
 
 def saved_sizes(root: torch.Tensor) -> set[int]:

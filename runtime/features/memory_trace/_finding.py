@@ -5,7 +5,7 @@ autograd graphs of 5 steps, it is an alarm. Otherwise it must have grown at ever
 steps: that is a notice, because a buffer that is not full looks the same as a leak. It is an alarm once it
 takes a tenth of the memory and will not fit at its rate until the run ends.
 
-`tracer.py` writes findings to the journal as fields. The terminal, the status and the reports show the
+A finding is the event that a rank writes to the journal. The terminal, the status and the reports show the
 sentence from there. Plain data and pure functions.
 """
 
@@ -14,12 +14,11 @@ from __future__ import annotations
 import os
 from collections import Counter, defaultdict
 from collections.abc import Collection
-from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from grpo_run.runtime.history.memory_findings import NOTICE
-from grpo_run.runtime.rank.memory_trace._census import Site, StorageEntry
-from grpo_run.runtime.rank.memory_trace._holders import Holder
+from grpo_run.runtime.features.memory_trace._census import StorageEntry
+from grpo_run.runtime.features.memory_trace._holders import Holder
+from grpo_run.runtime.features.memory_trace.events import NOTICE, MemoryFound, Site
 from grpo_run.watchdog.evidence.source import is_outside_frameworks
 from grpo_run.watchdog.text import size_text
 
@@ -89,51 +88,16 @@ class HolderSizes:
         return Gain(total, total - self._first[1], step - self._first[0])
 
 
-@dataclass(frozen=True, kw_only=True)
-class TraceFinding:
-    """What was found.
-
-    Attributes:
-        kind: `graph` or `growth`, which are alarms, or `growing`, a notice.
-        tensors: how many are alive.
-        bytes: what their storages take.
-        shape: of the newest, with its `dtype`.
-        since_step: the step in which the oldest was made.
-        steps: of how many steps there are some.
-        made_at: the line of the script; None if it was not recorded.
-        holder: in words, `list 'history' of Collector`.
-        held_at: where the function or class of the holder begins.
-        details: figures of `growth`: `bytes_a_step`, `steps_left` and `free_bytes`.
-    """
-
-    kind: str
-    tensors: int
-    bytes: int
-    shape: tuple[int, ...]
-    dtype: str
-    since_step: int
-    steps: int
-    made_at: Site | None = None
-    holder: str
-    held_at: Site | None = None
-    details: dict[str, int] = field(default_factory=dict)
-
-    @property
-    def key(self) -> str:
-        """Equal for the same finding of another rank or attempt: kind, holder, and where that begins."""
-        begins = self.held_at or self.made_at or Site("", None)
-        return f"{self.kind}|{self.holder}|{begins.file}|{begins.line}"
-
-
 def of_holder(
-    holder: Holder, held: Collection[StorageEntry], kind: str, details: dict[str, int]
-) -> TraceFinding:
+    holder: Holder, held: Collection[StorageEntry], kind: str, details: dict[str, int], directory: str
+) -> MemoryFound:
     """Return what a holder keeps; of several kinds of tensors, the one that takes most is shown.
 
     Args:
         held: storages that the holder keeps, or those that its graph has saved.
         kind: `growing`, `growth` or `graph`.
         details: of the growth.
+        directory: the working directory. Paths below it are shown relative to it.
     """
     groups: dict[tuple[str, int], list[StorageEntry]] = defaultdict(list)
     for one in held:
@@ -141,14 +105,20 @@ def of_holder(
     shown = max(groups.values(), key=lambda alike: sum(one.bytes for one in alike))
     newest = max(shown, key=lambda one: (one.born, one.bytes))
     sites = Counter(one.site for one in shown if one.site is not None)
-    begins = holder.name.site if holder.name is not None else None
-    return TraceFinding(
+    made_at = sites.most_common(1)[0][0] if sites else None
+    held_at = holder.name.site if holder.name is not None else None
+    if held_at is not None and not is_outside_frameworks(held_at.file):
+        held_at = None
+    begins = held_at or made_at or Site("")
+    found = MemoryFound(
         kind=kind, tensors=len(shown), bytes=sum(one.bytes for one in shown), shape=newest.shape,
         dtype=newest.dtype, since_step=min(one.born for one in shown),
-        steps=len({one.born for one in shown}), made_at=sites.most_common(1)[0][0] if sites else None,
-        holder=str(holder), held_at=begins if begins and is_outside_frameworks(begins.file) else None,
-        details=details,
+        steps=len({one.born for one in shown}), made_at=made_at, holder=str(holder), held_at=held_at,
+        details=details, key=f"{kind}|{holder}|{begins.file}|{begins.line}", world_size=1, subject="",
+        sentence="",
     )  # fmt: skip
+    describe(found, directory)
+    return found
 
 
 ADVICE = {
@@ -163,35 +133,34 @@ ADVICE = {
 }
 
 
-def sentence(finding: TraceFinding, working_directory: str) -> str:
-    """Return one line: what, since when, made where, held by whom, and what follows.
+def describe(found: MemoryFound, directory: str) -> None:
+    """Write the subject of a finding, and its sentence: what, since when, made where, held by whom, and what
+    follows.
 
     Args:
-        working_directory: paths below it are shown relative to it.
+        directory: as of `of_holder`.
     """
-    figures, size = finding.details, f"({size_text(finding.bytes)}) alive since step {finding.since_step}"
-    shape = "[" + ", ".join(map(str, finding.shape)) + "]"
-    what = f"{finding.tensors:,} tensor{'s' * (finding.tensors != 1)} {shape} {finding.dtype} {size}"
-    made = f"made at {place(finding.made_at, working_directory)}, " if finding.made_at is not None else ""
-    advice = ADVICE[finding.kind].format(
-        steps=finding.steps, rate=size_text(figures.get("bytes_a_step", 0)),
+    at = f" ({_place(found.held_at, directory)})" if found.held_at is not None else ""
+    saved = "saved by an autograd graph that is " if found.kind == "graph" else ""
+    found.subject = f"{saved}held by {found.holder}{at}"
+    figures = found.details
+    shape = "[" + ", ".join(map(str, found.shape)) + "]"
+    advice = ADVICE[found.kind].format(
+        steps=found.steps, rate=size_text(figures.get("bytes_a_step", 0)),
         free=size_text(figures.get("free_bytes", 0)), steps_left=figures.get("steps_left", 0),
     )  # fmt: skip
-    still = "still growing: " if finding.kind == NOTICE else ""
-    return f"{still}{what}, {made}{subject(finding, working_directory)}: {advice}"
+    found.sentence = (
+        f"{'still growing: ' if found.kind == NOTICE else ''}{found.tensors:,}"
+        f" tensor{'s' * (found.tensors != 1)} {shape} {found.dtype} ({size_text(found.bytes)}) alive since"
+        f" step {found.since_step},"
+        f"{f' made at {_place(found.made_at, directory)},' if found.made_at is not None else ''}"
+        f" {found.subject}: {advice}"
+    )
 
 
-def subject(finding: TraceFinding, working_directory: str) -> str:
-    """Return what tells one finding from another for a reader: the holder."""
-    at = f" ({place(finding.held_at, working_directory)})" if finding.held_at is not None else ""
-    saved = "saved by an autograd graph that is " if finding.kind == "graph" else ""
-    return f"{saved}held by {finding.holder}{at}"
-
-
-def place(one: Site, working_directory: str) -> str:
+def _place(one: Site, directory: str) -> str:
     """Return a place as `file.py:12`."""
-    inside = one.file.startswith(f"{working_directory}/")
-    file = os.path.relpath(one.file, working_directory) if inside else one.file
+    file = os.path.relpath(one.file, directory) if one.file.startswith(f"{directory}/") else one.file
     for folder in ("/site-packages/", "/dist-packages/"):
         file = file.rpartition(folder)[2]
     return file if one.line is None else f"{file}:{one.line}"

@@ -130,4 +130,4 @@ def _is_ours(candidate: Any) -> bool:
     # of this package, while it looks: what it holds would hold it in turn
     if isinstance(candidate, GeneratorType):
         return candidate.gi_code.co_filename.startswith(OUR_FOLDERS)
-    return str(type(candidate).__module__).startswith(("grpo_run.runtime.rank.memory_trace", "weakref"))
+    return str(type(candidate).__module__).startswith(("grpo_run.runtime.features.memory_trace", "weakref"))

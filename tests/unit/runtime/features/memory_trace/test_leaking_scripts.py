@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 import pytest
 
-from grpo_run.runtime.rank.memory_trace._finding import TraceFinding, sentence
+from grpo_run.runtime.features.memory_trace.events import MemoryFound
 
-RunScript = Callable[..., list[TraceFinding]]
+RunScript = Callable[..., list[MemoryFound]]
 
 GRAPHS = {
     "losses": ("list `kept` of Trainer", """
@@ -106,7 +106,7 @@ def test_growth_that_will_not_fit_is_an_alarm(run_script: RunScript) -> None:
     source = HOLDERS["list_of_an_instance"][1].replace("32", "70")
     (found,) = run_script(source, free=20_000)
     assert (found.kind, found.holder) == ("growth", HOLDERS["list_of_an_instance"][0])
-    assert "160 bytes a step, which does not fit into 20 KiB for the 97" in sentence(found, "/")
+    assert "160 bytes a step, which does not fit into 20 KiB for the 97" in found.sentence
     assert [one.kind for one in run_script(source, free=60_000)] == ["growing", "growth"]
 
 

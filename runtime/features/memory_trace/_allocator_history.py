@@ -1,7 +1,7 @@
 """Record the history of the CUDA allocator and save snapshots of it, within a bound.
 
-Made by the session. Recording begins once the script has initialized CUDA; where the script records the
-history itself, its settings stay. An attempt saves three snapshots at most: at the first alarm, when
+Made by `rank.py`. Recording begins when the script initializes CUDA; where the script records the history
+itself, its settings stay. An attempt saves three snapshots at most: at the first alarm, when
 memory runs out for the first time, and at the end of the script. The last replaces the first, of which it
 shows everything that is still alive.
 
@@ -15,9 +15,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from grpo_run.runtime.event import Event
+from grpo_run.runtime.features.memory_trace.events import AllocatorSnapshotSaved
 from grpo_run.runtime.files import replace_file
 from grpo_run.runtime.upstream.memory_names import CudaAllocator
 
+FOLDER = "memory_trace"
+"""In the run directory: one snapshot of each rank, and one more if it has run out of memory."""
 MOST_ENTRIES = 50_000
 """Entries of the ring buffer, for each device: dozens of steps of a small model, or a few of a large one."""
 MOST_BYTES = 64 << 20
@@ -52,45 +56,54 @@ class AllocatorHistory:
     """The history of one rank's allocator.
 
     Args:
-        allocator: whose history it is.
-        folder: for the files; made with mode 0700 when there is one to save.
+        run_directory: gets a folder with mode 0700 when there is a file to save.
         rank: names the files.
-        saved: called with a file's path, the reason, its bytes and the entries of its history.
+        step: returns the last step.
+        write: takes the event of each file.
         warn: called with what could not be done, in a sentence.
+        allocator: whose history it is.
         most_bytes: of a file.
     """
 
     def __init__(
         self,
-        allocator: CudaAllocator,
-        folder: Path,
+        run_directory: Path,
         rank: int,
         *,
-        saved: Callable[[Path, str, int, int], object],
+        step: Callable[[], int],
+        write: Callable[[Event], object],
         warn: Callable[[str], object],
+        allocator: CudaAllocator | None = None,
         most_bytes: int = MOST_BYTES,
     ) -> None:
-        self._allocator, self._folder, self._rank = allocator, folder, rank
-        self._saved, self._warn, self._most_bytes = saved, warn, most_bytes
+        self._folder, self._rank = run_directory / FOLDER, rank
+        self._step, self._write, self._warn = step, write, warn
+        self._allocator, self._most_bytes = allocator or CudaAllocator(), most_bytes
         self._taken: set[str] = set()
-        self._begun, self._active = False, True
+        self._begun = self._ended = False
 
-    def begin(self) -> None:
-        """Record from now on, if the script uses the allocator; call it again until it does."""
-        if self._begun or not self._active or not self._allocator.is_ready():
+    def await_cuda(self, module: Any) -> None:
+        """Record once CUDA is initialized.
+
+        Args:
+            module: `torch.cuda`.
+        """
+        self._allocator.when_ready(self._begin)
+
+    def _begin(self) -> None:
+        if self._ended:
             return
-        self._begun = True
         try:
             if not self._allocator.is_recording():
                 self._allocator.record(MOST_ENTRIES)
             self._allocator.observe_out_of_memory(self.out_of_memory)
-        except (RuntimeError, AttributeError) as error:  # another allocator, or names of another torch
-            self._active = False
+            self._begun = True
+        except Exception as error:  # noqa: BLE001 - another allocator, or names of another torch; it would fail CUDA
             self._warn(f"the history of the CUDA allocator cannot be recorded: {_first_line(error)}")
 
     def end(self) -> None:
         """Save nothing any more; called in a process that was forked from the rank."""
-        self._active = False
+        self._ended = True
 
     def found(self) -> None:
         """The trace has found something."""
@@ -105,7 +118,7 @@ class AllocatorHistory:
         self._save("end of the script", f"rank-{self._rank}.pickle")
 
     def _save(self, reason: str, name: str) -> None:
-        if not (self._begun and self._active) or reason in self._taken:
+        if not self._begun or self._ended or reason in self._taken:
             return
         self._taken.add(reason)
         try:
@@ -114,11 +127,15 @@ class AllocatorHistory:
             content, entries = pickled_within(self._allocator.snapshot(), self._most_bytes)
             self._folder.mkdir(mode=0o700, exist_ok=True)
             replace_file(self._folder / name, content)
-        # an exception would take the place of the one that says that memory has run out
-        except (OSError, RuntimeError, MemoryError, TypeError, ValueError, AttributeError) as error:
+        except Exception as error:  # noqa: BLE001 - it would take the place of the one that says that memory has run out
             self._warn(f"no snapshot of the CUDA allocator is saved: {_first_line(error)}")
-        else:
-            self._saved(self._folder / name, reason, len(content), entries)
+            return
+        self._write(
+            AllocatorSnapshotSaved(
+                rank=self._rank, step=self._step(), path=f"{FOLDER}/{name}", reason=reason,
+                bytes=len(content), entries=entries,
+            )
+        )  # fmt: skip
 
 
 def _first_line(error: BaseException) -> str:

@@ -1,6 +1,6 @@
 """What is alive in this process, and since when: tensors, and what graphs have saved.
 
-Used by `tracer.py` between two steps. One pass over the objects that `gc` tracks finds the tensors that
+Used by `_tracer.py` between two steps. One pass over the objects that `gc` tracks finds the tensors that
 Python holds; objects that existed before the fork are frozen, so a pass takes milliseconds. Tensors saved
 for backward are invisible to `gc`: they are reached through `grad_fn`, and no hook runs and nothing is
 unpacked. A census holds nothing once the caller has dropped it.
@@ -14,6 +14,7 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+from grpo_run.runtime.features.memory_trace.events import Site
 from grpo_run.runtime.upstream.memory_names import saved_by
 
 MOST_NODES = 200_000
@@ -140,15 +141,6 @@ def storage_of(tensor: Any) -> Any:
         return storage if storage.nbytes() >= SMALLEST_BYTES else None
     except (RuntimeError, NotImplementedError):  # no storage, as of a functional or an opaque tensor
         return None
-
-
-@dataclass(frozen=True)
-class Site:
-    """A line of a file, and the function there; no line where only the file is known."""
-
-    file: str
-    line: int | None
-    function: str | None = None
 
 
 @dataclass(kw_only=True)

@@ -1,6 +1,6 @@
 """Where tensors are made: a dispatch mode that notes the line of the script for new storages.
 
-Used by `tracer.py` for single steps, once tensors of several steps stay alive: a mode that is always active
+Used by `_tracer.py` for single steps, once tensors of several steps stay alive: a mode that is always active
 would make steps of a small model four times as long. Imported after the script has imported torch. Changes no
 result and holds no tensor.
 """
@@ -14,7 +14,8 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
-from grpo_run.runtime.rank.memory_trace._census import Site, storage_of
+from grpo_run.runtime.features.memory_trace._census import storage_of
+from grpo_run.runtime.features.memory_trace.events import Site
 from grpo_run.runtime.upstream.memory_names import current_dispatch_mode
 from grpo_run.watchdog.evidence.source import is_user_file
 

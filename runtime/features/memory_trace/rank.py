@@ -1,0 +1,99 @@
+"""The memory trace at the points of a rank, under `--memory-trace`.
+
+Imports no library: the hooks wait until the script does. Where it has neither a Trainer nor a loop, each
+optimizer step counts as a step.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import wrapt
+
+from grpo_run.runtime.features.memory_trace.events import NOTICE, MemoryFound
+from grpo_run.runtime.rank.points import RankFeature
+from grpo_run.runtime.rank.session import Session
+from grpo_run.runtime.snapshots.headroom import memory_headroom
+from grpo_run.watchdog.observation import RankState
+
+if TYPE_CHECKING:
+    from grpo_run.runtime.features.memory_trace._allocator_history import AllocatorHistory
+    from grpo_run.runtime.features.memory_trace._tracer import MemoryTrace
+
+
+class MemoryTracePart(RankFeature):
+    """The trace of this rank, if there is one."""
+
+    name = "memory_trace"
+    _trace: MemoryTrace | None = None
+    _history: AllocatorHistory | None = None
+
+    def begin(self, session: Session) -> None:
+        """Begin to trace, under `--memory-trace`."""
+        if not session.config.memory_trace:
+            return
+        from grpo_run.runtime.features.memory_trace._allocator_history import AllocatorHistory
+        from grpo_run.runtime.features.memory_trace._tracer import MemoryTrace
+
+        history = self._history = AllocatorHistory(
+            session.config.run_directory,
+            rank=session.rank,
+            step=lambda: session.slot.step or session.own_steps,
+            write=session.journal.write,
+            warn=session.warn_in_journal,
+        )
+
+        def report(found: MemoryFound) -> None:
+            session.journal.write(
+                msgspec.structs.replace(
+                    found, rank=session.rank, step=session.slot.step, world_size=session.world_size
+                )
+            )
+            if found.kind != NOTICE:  # the only snapshot of a finding is for an alarm
+                history.found()
+
+        trace = self._trace = MemoryTrace(
+            report,
+            warn=session.warn if session.is_main else session.warn_in_journal,
+            free_bytes=lambda device: _free_bytes(session, device),
+        )
+
+        def after_step(optimizer: Any, args: Any, kwargs: Any) -> None:
+            training = session.slot.state is RankState.training
+            if session.own_steps and not training and not sys.modules["torch"].compiler.is_compiling():
+                trace.step_ended(session.own_steps)
+
+        os.register_at_fork(after_in_child=self._leave)
+        wrapt.register_post_import_hook(history.await_cuda, "torch.cuda")
+        wrapt.register_post_import_hook(
+            lambda module: module.register_optimizer_step_post_hook(after_step), "torch.optim.optimizer"
+        )
+
+    def step_ended(self, step: int, last_step: int) -> None:
+        """Look at what is alive."""
+        if self._trace is not None:
+            self._trace.step_ended(step, last_step=last_step)
+
+    def script_ended(self) -> None:
+        """Save the history of the allocator."""
+        if self._history is not None:
+            self._history.script_ended()
+
+    def _leave(self) -> None:
+        """In a process that was forked from the rank: trace no longer."""
+        if self._trace is not None and self._history is not None:
+            self._trace.end()
+            self._history.end()
+
+
+def _free_bytes(session: Session, device: str) -> int:
+    """Return how much memory of a type of device this rank may still take; 0 if that is not known."""
+    if device != "cpu":
+        return max(0, session.device_memory.usable_bytes() - session.device_memory.sizes()[0])
+    return min((one.free_bytes for one in memory_headroom()), default=0) // session.local_world_size
+
+
+PART = MemoryTracePart()
