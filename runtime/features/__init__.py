@@ -2,6 +2,7 @@
 
 A folder has only the modules for which the feature has something, each named for where it is used:
 
+    settings.py    what its part in a rank is told
     events.py      its events in the journal, and what is replayed from them (`PART`, a `HistoryPart`)
     supervisor.py  what it watches and answers in the supervisor (`PART`, which makes a `SupervisorFeature`)
     rank.py        what it does in a rank, at the points of `runtime/rank/points.py` (`PART`, a `RankFeature`)
@@ -19,15 +20,13 @@ import importlib
 import importlib.util
 from types import ModuleType
 
-from grpo_run.runtime.features import quarantine
-
-FEATURES: tuple[ModuleType, ...] = (quarantine,)
-"""All features, in the order in which they are asked."""
+FEATURES = ("quarantine", "trackers")
+"""The folders of all features, in the order in which they are asked."""
 
 
 def modules(name: str) -> tuple[ModuleType, ...]:
     """Return the modules of one name of the features that have it, in the order of `FEATURES`."""
-    names = [f"{feature.__name__}.{name}" for feature in FEATURES]
+    names = [f"{__name__}.{feature}.{name}" for feature in FEATURES]
     return tuple(
         importlib.import_module(name) for name in names if importlib.util.find_spec(name) is not None
     )

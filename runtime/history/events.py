@@ -122,13 +122,6 @@ class FreshInterpreters(Event, kw_only=True):
     reason: str
 
 
-class TrackerRun(Event, kw_only=True):
-    """A tracker such as wandb has opened a run: `opening` is what it was asked for."""
-
-    opening: str
-    name: str
-
-
 class FaultInjected(Event, kw_only=True):
     """An injection of the command line is about to act. `injection` is its text."""
 

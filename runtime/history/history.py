@@ -46,7 +46,6 @@ from grpo_run.runtime.history.events import (
     StepCommitted,
     StepLogged,
     StopRequested,
-    TrackerRun,
     TrainEnded,
     TrainRestored,
     TrainStarted,
@@ -207,8 +206,6 @@ class History:
     """When the run began, and what its wall time was spent on."""
     snapshot_interval: int | None = None
     """Steps between snapshots in memory, as rank 0 chose it last; None before."""
-    tracker_runs: dict[str, str] = field(default_factory=dict)
-    """The names of the runs that trackers such as wandb have opened, by opening."""
     parts: tuple[HistoryPart, ...] = ()
     """What features replay from events of their own."""
     _before_checkpoint: bool = False
@@ -265,8 +262,6 @@ class History:
                 self._attempt_started(event)
             case FreshInterpreters():
                 self.fresh_because = event.reason
-            case TrackerRun():
-                self.tracker_runs[event.opening] = event.name
             case WarningGiven():
                 self.warnings += 1
             case FaultInjected():
@@ -540,7 +535,7 @@ def _known(value: int | None) -> int:
 
 
 EVENTS: tuple[type[Event], ...] = (
-    RunStarted, RunEnded, StateChanged, StopRequested, WarningGiven, FreshInterpreters, TrackerRun,
+    RunStarted, RunEnded, StateChanged, StopRequested, WarningGiven, FreshInterpreters,
     FaultInjected, AttemptStarted, AttemptEnded, RankStarted, RankCompleted, RankCounted,
     TrainStarted, TrainEnded, TrainRestored, LoopLeft, ResumeChosen, ResumeMissed, RolledBack,
     StepCommitted, StepLogged, PhaseLearned, PhaseCosts, GrowthFound,

@@ -1,7 +1,8 @@
 """The points at which features take part in a rank.
 
-For each trainer that generates, `rollouts` once before training. What it adds is called around every rollout
-by `hooks/_rollout_hooks.py`, which has the order of all calls. Plain data, and methods that do nothing.
+In this order: `script_begins` before the script's first line, called by `hooks/attach.py`; for each trainer
+that generates, `rollouts` once before training. What that adds is called around every rollout by
+`hooks/_rollout_hooks.py`, which has the order of all calls. Plain data, and methods that do nothing.
 """
 
 from __future__ import annotations
@@ -43,6 +44,9 @@ class RankFeature:
 
     name: ClassVar[str]
     """Under which its settings are in `RankSettings.features`."""
+
+    def script_begins(self, session: Session) -> None:
+        """Watch what the script imports. Neither torch nor transformers may be imported yet."""
 
     def rollouts(self, trainer: Any, session: Session, train_call: int, points: RolloutPoints) -> None:
         """Add to the rollouts of a trainer that is about to train.

@@ -44,6 +44,7 @@ DECIDERS = {
         "no_trainer_script", "recovery", "rewards", "totals", "train_calls", "wall_states",
     },
     "runtime.features.quarantine": {"events", "settings", "shown"},
+    "runtime.features.trackers": {"events"},
     "runtime.launch": {"config", "guard_options", "injections"},
     "runtime.memory": {"facts", "plan"},
     "runtime.rank.memory": {"cleanup_policy"},
