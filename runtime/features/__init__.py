@@ -20,7 +20,9 @@ import importlib
 import importlib.util
 from types import ModuleType
 
-FEATURES = ("quarantine", "trackers")
+from grpo_run.runtime.history.history import HistoryPart
+
+FEATURES = ("quarantine", "trackers", "phase_growth")
 """The folders of all features, in the order in which they are asked."""
 
 
@@ -30,6 +32,11 @@ def modules(name: str) -> tuple[ModuleType, ...]:
     return tuple(
         importlib.import_module(name) for name in names if importlib.util.find_spec(name) is not None
     )
+
+
+def history_parts() -> tuple[HistoryPart, ...]:
+    """Return what features replay from a journal, before its first event."""
+    return tuple(module.PART() for module in modules("events"))
 
 
 def shown(kind: str) -> dict[str, str]:

@@ -252,23 +252,6 @@ class PhaseCosts(Event, kw_only=True):
     seconds: dict[str, float]
 
 
-class GrowthFound(Event, kw_only=True):
-    """A phase or callback costs more and more.
-
-    Attributes:
-        factor: how many times as much as at the beginning.
-        grew: what has grown with it.
-    """
-
-    train_call: int | None = None
-    phase: str
-    factor: float
-    since_step: int = 0
-    lost_seconds: float | None = None
-    grew: Sequence[str] = ()
-    sentence: str
-
-
 class SnapshotInterval(Event, kw_only=True):
     """Rank 0 has chosen the steps between snapshots in memory, from what is known of costs and failures."""
 

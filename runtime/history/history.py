@@ -8,9 +8,9 @@ does no I/O.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Protocol, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from grpo_run.runtime.errors import EXIT_FINISHED, EXIT_GAVE_UP, EXIT_STOPPED
 from grpo_run.runtime.event import Event, EventDecoder, Unread
@@ -24,7 +24,6 @@ from grpo_run.runtime.history.events import (
     CheckpointStaged,
     FaultInjected,
     FreshInterpreters,
-    GrowthFound,
     IncidentConfirmed,
     LearningGuardTripped,
     LoopLeft,
@@ -98,8 +97,8 @@ ENDED = {EXIT_FINISHED: "finished", EXIT_STOPPED: "stopped"}
 """State of a run that has ended, by its exit code; with any other code it has failed."""
 
 
-class HistoryPart(Protocol):
-    """What one feature replays from its events.
+class HistoryPart:
+    """What one feature replays from its events. Without more than these, it shows nothing.
 
     Attributes:
         EVENTS: their types.
@@ -109,9 +108,18 @@ class HistoryPart(Protocol):
 
     def apply(self, event: Any, /) -> None:
         """Take one of these events."""
+        raise NotImplementedError
+
+    def as_json(self) -> dict[str, Any]:
+        """Return fields of the object that `grpo-run status --json` prints."""
+        return {}
+
+    def pace(self) -> Sequence[str]:
+        """Return sentences on the pace of the run, for `grpo-run status` and the report."""
+        return ()
 
 
-AnyPart = TypeVar("AnyPart")
+AnyPart = TypeVar("AnyPart", bound=HistoryPart)
 
 
 @dataclass(kw_only=True)
@@ -189,10 +197,6 @@ class History:
     memory_restarts: MemoryRestarts = field(default_factory=MemoryRestarts)
     memory_trace: MemoryFindings = field(default_factory=MemoryFindings)
     """What `--memory-trace` has found."""
-    growth: dict[str, tuple[float, str]] = field(default_factory=dict)
-    """Phases and callbacks that have cost more and more: by name, how many times as much as at the beginning,
-    and the sentence.
-    """
     resume_mismatches: int = 0
     """How often an attempt repeated or left out work that the run has a checkpoint of."""
     guard_trips: Counter[str] = field(default_factory=Counter)
@@ -298,8 +302,6 @@ class History:
             case PhaseLearned():
                 # with the durations of earlier records
                 self.phases[event.callback or Phase[event.phase]] = Durations.from_json(event.durations)
-            case GrowthFound():
-                self.growth[event.phase] = event.factor, event.sentence
             case TrainsWithoutTrainer():
                 if self.no_trainer.apply_noted(event):
                     apply_progress(self.recoveries, event.time)
@@ -538,7 +540,7 @@ EVENTS: tuple[type[Event], ...] = (
     RunStarted, RunEnded, StateChanged, StopRequested, WarningGiven, FreshInterpreters,
     FaultInjected, AttemptStarted, AttemptEnded, RankStarted, RankCompleted, RankCounted,
     TrainStarted, TrainEnded, TrainRestored, LoopLeft, ResumeChosen, ResumeMissed, RolledBack,
-    StepCommitted, StepLogged, PhaseLearned, PhaseCosts, GrowthFound,
+    StepCommitted, StepLogged, PhaseLearned, PhaseCosts,
     SnapshotInterval, CheckpointStaged, CheckpointPublished, CheckpointFailed, CheckpointRejected, ModelSaved,
     IncidentConfirmed, ActionChosen, LearningGuardTripped,
     TrainsWithoutTrainer, StateSaved, ScriptCheckpointSaved,

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from grpo_run.runtime.event import Event
+from grpo_run.runtime.history.history import HistoryPart
 
 NAME = "trackers"
 """Under which the names are in `RankSettings.features`."""
@@ -19,7 +20,7 @@ class TrackerRun(Event, kw_only=True):
 
 
 @dataclass(kw_only=True)
-class TrackerRuns:
+class TrackerRuns(HistoryPart):
     """The names of the runs that trackers have opened, by opening."""
 
     EVENTS: ClassVar[tuple[type[Event], ...]] = (TrackerRun,)

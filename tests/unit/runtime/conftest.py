@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -65,7 +66,8 @@ def session(
         rank=0, world_size=1, local_world_size=1, rejected_checkpoints=0, own_steps=0, left=None,
         script_ended=False,
         is_main=True, is_rank=True, votes=VoteGroup(),
-        device_memory=DeviceMemory(), host_memory=ResidentMemory(), memory_trace=None, growth=None,
+        device_memory=DeviceMemory(), host_memory=ResidentMemory(), memory_trace=None,
+        on_phase_change=[], reward_seconds=defaultdict(float),
         accounting=PhaseAccounting(
             slot.memory_area, DeviceMemory().read, ResidentMemory().read, warn=notified.append
         ),
