@@ -175,7 +175,6 @@ def rank_environment(supervisor: Supervisor, rank: int, world_size: int) -> dict
         moved_rewards=tuple(supervisor.history.rewards.moved),
         reward_durations=rewarded.as_json() if rewarded is not None else None,
         memory_plan=plan,
-        tracker_runs=supervisor.history.tracker_runs,
         cpus=config.rank_cpus[rank % len(config.rank_cpus)] if config.rank_cpus else (),
     )
     environment = settings.to_environment()
@@ -186,7 +185,7 @@ def rank_environment(supervisor: Supervisor, rank: int, world_size: int) -> dict
     return environment
 
 
-PRELOAD = ("grpo_run.runtime.rank.preload",)
+PRELOAD = ("grpo_run.runtime.rank.preload", ENTRY.partition(":")[0])
 
 
 def own_processes(config: RunConfig, token: str) -> tuple[dict[str, str], RunProcesses]:

@@ -2,7 +2,8 @@
 
 A folder has only the modules for which the feature has something, each named for where it is used:
 
-    events.py      its events in the journal, and what is replayed from them and shown (`PART`, a
+    settings.py    what its part in a rank is told
+    events.py      its events in the journal, what is replayed from them, and what is shown of that (`PART`, a
                    `HistoryPart`)
     supervisor.py  what it watches and answers in the supervisor (`PART`, which makes a `SupervisorFeature`)
     rank.py        what it does in a rank, at the points of `runtime/rank/points.py` (`PART`, a `RankFeature`)
@@ -20,24 +21,23 @@ import importlib
 import importlib.util
 from types import ModuleType
 
-from grpo_run.runtime.features import memory_trace, quarantine
 from grpo_run.runtime.history.history import HistoryPart
 
-FEATURES: tuple[ModuleType, ...] = (quarantine, memory_trace)
-"""All features, in the order in which they are asked."""
+FEATURES = ("quarantine", "trackers", "phase_growth", "memory_trace")
+"""The folders of all features, in the order in which they are asked."""
 
 
 def modules(name: str) -> tuple[ModuleType, ...]:
     """Return the modules of one name of the features that have it, in the order of `FEATURES`."""
-    names = [f"{feature.__name__}.{name}" for feature in FEATURES]
+    names = [f"{__name__}.{feature}.{name}" for feature in FEATURES]
     return tuple(
         importlib.import_module(name) for name in names if importlib.util.find_spec(name) is not None
     )
 
 
-def history_parts() -> list[HistoryPart]:
-    """Return new parts of a history, which features replay."""
-    return [module.PART() for module in modules("events")]
+def history_parts() -> tuple[HistoryPart, ...]:
+    """Return what features replay from a journal, before its first event."""
+    return tuple(module.PART() for module in modules("events"))
 
 
 def shown(kind: str) -> dict[str, str]:

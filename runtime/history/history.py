@@ -8,7 +8,7 @@ does no I/O.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, ClassVar, TypeVar
@@ -25,7 +25,6 @@ from grpo_run.runtime.history.events import (
     CheckpointStaged,
     FaultInjected,
     FreshInterpreters,
-    GrowthFound,
     IncidentConfirmed,
     LearningGuardTripped,
     LoopLeft,
@@ -47,7 +46,6 @@ from grpo_run.runtime.history.events import (
     StepCommitted,
     StepLogged,
     StopRequested,
-    TrackerRun,
     TrainEnded,
     TrainRestored,
     TrainStarted,
@@ -100,7 +98,7 @@ ENDED = {EXIT_FINISHED: "finished", EXIT_STOPPED: "stopped"}
 
 
 class HistoryPart:
-    """What one feature replays from its events, and what is shown of that.
+    """What one feature replays from its events. Without more than these, it shows nothing.
 
     Attributes:
         EVENTS: their types.
@@ -112,16 +110,20 @@ class HistoryPart:
         """Take one of these events."""
         raise NotImplementedError
 
+    def as_json(self) -> dict[str, Any]:
+        """Return fields of the object that `grpo-run status --json` prints."""
+        return {}
+
     def notes(self) -> Sequence[str]:
         """Return lines for `grpo-run status` and reports."""
         return ()
 
-    def as_json(self) -> Mapping[str, Any]:
-        """Return fields of the object that `grpo-run status --json` prints."""
-        return {}
+    def pace(self) -> Sequence[str]:
+        """Return sentences on the pace of the run, for `grpo-run status` and the report."""
+        return ()
 
 
-AnyPart = TypeVar("AnyPart")
+AnyPart = TypeVar("AnyPart", bound=HistoryPart)
 
 
 @dataclass(kw_only=True)
@@ -197,10 +199,6 @@ class History:
     memory: MemoryRecord = field(default_factory=MemoryRecord)
     """What has been changed so that the run needs less memory."""
     memory_restarts: MemoryRestarts = field(default_factory=MemoryRestarts)
-    growth: dict[str, tuple[float, str]] = field(default_factory=dict)
-    """Phases and callbacks that have cost more and more: by name, how many times as much as at the beginning,
-    and the sentence.
-    """
     resume_mismatches: int = 0
     """How often an attempt repeated or left out work that the run has a checkpoint of."""
     guard_trips: Counter[str] = field(default_factory=Counter)
@@ -214,8 +212,6 @@ class History:
     """When the run began, and what its wall time was spent on."""
     snapshot_interval: int | None = None
     """Steps between snapshots in memory, as rank 0 chose it last; None before."""
-    tracker_runs: dict[str, str] = field(default_factory=dict)
-    """The names of the runs that trackers such as wandb have opened, by opening."""
     parts: tuple[HistoryPart, ...] = ()
     """What features replay from events of their own."""
     _before_checkpoint: bool = False
@@ -272,8 +268,6 @@ class History:
                 self._attempt_started(event)
             case FreshInterpreters():
                 self.fresh_because = event.reason
-            case TrackerRun():
-                self.tracker_runs[event.opening] = event.name
             case WarningGiven():
                 self.warnings += 1
             case FaultInjected():
@@ -310,8 +304,6 @@ class History:
             case PhaseLearned():
                 # with the durations of earlier records
                 self.phases[event.callback or Phase[event.phase]] = Durations.from_json(event.durations)
-            case GrowthFound():
-                self.growth[event.phase] = event.factor, event.sentence
             case TrainsWithoutTrainer():
                 if self.no_trainer.apply_noted(event):
                     apply_progress(self.recoveries, event.time)
@@ -546,10 +538,10 @@ def _known(value: int | None) -> int:
 
 
 EVENTS: tuple[type[Event], ...] = (
-    RunStarted, RunEnded, StateChanged, StopRequested, WarningGiven, FreshInterpreters, TrackerRun,
+    RunStarted, RunEnded, StateChanged, StopRequested, WarningGiven, FreshInterpreters,
     FaultInjected, AttemptStarted, AttemptEnded, RankStarted, RankCompleted, RankCounted,
     TrainStarted, TrainEnded, TrainRestored, LoopLeft, ResumeChosen, ResumeMissed, RolledBack,
-    StepCommitted, StepLogged, PhaseLearned, PhaseCosts, GrowthFound,
+    StepCommitted, StepLogged, PhaseLearned, PhaseCosts,
     SnapshotInterval, CheckpointStaged, CheckpointPublished, CheckpointFailed, CheckpointRejected, ModelSaved,
     IncidentConfirmed, ActionChosen, LearningGuardTripped,
     TrainsWithoutTrainer, StateSaved, ScriptCheckpointSaved,

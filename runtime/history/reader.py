@@ -51,7 +51,7 @@ class RunReader:
     Args:
         run: its directory.
         follower: takes every event after the history.
-        parts: makes the parts of the history that features replay.
+        parts: makes those of a history that features replay.
     """
 
     def __init__(
@@ -64,11 +64,11 @@ class RunReader:
         self._follower = follower
         self._parts = parts
         self._begin()
-        self._last_read = b""
 
     def _begin(self) -> None:
         self._history = History(parts=tuple(self._parts()))
         self._journal = JournalReader(self._run.journal, self._history.decoder)
+        self._last_read = b""
 
     def history(self) -> History:
         """Return the history of the run up to now. It is the same object while the journal only grows.

@@ -71,8 +71,6 @@ class RankSettings(pydantic.BaseModel):
     """How long rewards took in earlier attempts, as JSON; None if that is not known."""
     memory_plan: MemoryPlan = MemoryPlan()
     """What is changed so that this attempt needs less memory."""
-    tracker_runs: dict[str, str] = {}
-    """The names of runs that trackers opened in earlier attempts, by opening."""
     cpus: tuple[int, ...] = ()
     """CPUs that the rank may use; empty for those that it inherits."""
 

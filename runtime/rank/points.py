@@ -1,19 +1,47 @@
 """The points at which features take part in a rank.
 
-In this order: before the script runs, `begin`; for each trainer that generates, `rollouts` once before
-training; after each step, `step_ended`; at the end, `script_ended`. What `rollouts` adds is called around
-every rollout by `hooks/_rollout_hooks.py`, which has the order of all calls. Plain data, and methods that do
-nothing.
+In this order: `script_begins` before the script's first line, called by `hooks/attach.py`; for each trainer
+that generates, `rollouts` once before training; `call` for each call, once before training; `script_ends`
+after the script's last line. What `rollouts` adds is called around every rollout by
+`hooks/_rollout_hooks.py`, which has the order of all calls, and what `call` adds at each step by
+`step/events.py`. Plain data, and methods that do nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from grpo_run.runtime.rank.session import Session
 from grpo_run.runtime.upstream.patches import Handler
+
+Step = Callable[[int], None]
+"""Takes the number of an optimizer step, from 1."""
+
+
+@dataclass(kw_only=True)
+class CallPoints:
+    """One `train()` call or loop, and what features add to it.
+
+    Attributes:
+        train_call: number of the call in the run.
+        trainer: of a `train()` call; None for a loop.
+        hooks: closed when the call ends.
+        forward_passes: called before each forward pass of the trainer's model with its keyword arguments,
+            unless it is compiled.
+        step_ends: called when the optimizer has taken a step, before the ranks vote on it.
+        votes_begin: called when the ranks have begun to vote on a step, for what may take longer.
+    """
+
+    train_call: int
+    trainer: Any
+    hooks: ExitStack
+    forward_passes: list[Callable[[Mapping[str, Any]], None]] = field(default_factory=list)
+    step_ends: list[Step] = field(default_factory=list)
+    votes_begin: list[Step] = field(default_factory=list)
+
 
 RowReasons = Callable[[], Sequence[str] | None]
 """Says why each row of this rank's last rollout leaves, "" for one that stays; None if no row of any rank
@@ -46,8 +74,8 @@ class RankFeature:
     name: ClassVar[str]
     """Under which its settings are in `RankSettings.features`."""
 
-    def begin(self, session: Session) -> None:
-        """Prepare the rank. The script has not imported its libraries yet."""
+    def script_begins(self, session: Session) -> None:
+        """Watch what the script imports. Neither torch nor transformers may be imported yet."""
 
     def rollouts(self, trainer: Any, session: Session, train_call: int, points: RolloutPoints) -> None:
         """Add to the rollouts of a trainer that is about to train.
@@ -56,19 +84,8 @@ class RankFeature:
             train_call: number of the call in the run.
         """
 
-    def step_ended(self, step: int, last_step: int) -> None:
-        """A step of a Trainer or loop has ended on this rank.
+    def call(self, session: Session, points: CallPoints) -> None:
+        """Add to a call that is about to train; its state is not loaded yet."""
 
-        Args:
-            step: counted from 1.
-            last_step: of the call; 0 if not known.
-        """
-
-    def script_ended(self) -> None:
+    def script_ends(self) -> None:
         """The script has run its last line."""
-
-
-def overriding(features: Sequence[RankFeature], point: Callable[..., None]) -> list[Callable[..., None]]:
-    """Return the methods of those features that take part at a point, which is a method of `RankFeature`."""
-    name = point.__name__
-    return [getattr(one, name) for one in features if getattr(type(one), name) is not point]

@@ -13,6 +13,7 @@ import faulthandler
 import os
 import sys
 import threading
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -27,7 +28,6 @@ from grpo_run.runtime.launch.config import RunConfig
 from grpo_run.runtime.launch.imported_files import ImportedFiles
 from grpo_run.runtime.launch.rank_settings import RankSettings
 from grpo_run.runtime.rank.collective_recorder import Recorder
-from grpo_run.runtime.rank.growth import GrowthMeter, StepCosts
 from grpo_run.runtime.rank.heartbeat import start_heartbeat
 from grpo_run.runtime.rank.injector import Injector
 from grpo_run.runtime.rank.memory.device import DeviceMemory
@@ -86,9 +86,10 @@ class Session:
         self.accounting = PhaseAccounting(
             self.slot.memory_area, self.device_memory.read, self.host_memory.read, warn=self.warn_in_journal
         )
-        self.step_costs = StepCosts(self.slot)
-        self.growth: GrowthMeter | None = None
-        """Of a Trainer's call, on rank 0."""
+        self.on_phase_change: list[Callable[[], None]] = []
+        """Called while the phase before still runs."""
+        self.reward_seconds: defaultdict[str, float] = defaultdict(float)
+        """How long each reward function has taken so far."""
         self._automatic_collection = AutomaticCollection()
         self.injector: Injector | None = None
         self.own_steps = 0
@@ -233,7 +234,8 @@ class Session:
         self.journal.write(WarningGiven(rank=self.rank, text=text))
 
     def _phase_changes(self, ended: Phase | None, begun: Phase | None) -> None:
-        self.step_costs.changed()
+        for changes in self.on_phase_change:
+            changes()
         self.accounting.changed(ended)
         if self.config.cleanup_every:
             self._automatic_collection.changed(begun)

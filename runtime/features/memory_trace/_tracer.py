@@ -91,7 +91,7 @@ class MemoryTrace:
             )
             self.end()
 
-    def step_ended(self, step: int, *, last_step: int = 0) -> None:
+    def step_ended(self, step: int, last_step: int = 0) -> None:
         """Look at the memory after a step.
 
         Args:

@@ -7,7 +7,6 @@ one here: it has the same kind, holder and line. Pure.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -67,7 +66,7 @@ class MemoryFound(Event, kw_only=True, tag="memory_finding"):
     made_at: Site | None = None
     holder: str | None = None
     held_at: Site | None = None
-    details: dict[str, int] = msgspec.field(default_factory=dict)
+    details: dict[str, Any] = msgspec.field(default_factory=dict)
     sentence: str
 
 
@@ -140,7 +139,7 @@ class MemoryFindings(HistoryPart):
         lines += [f"allocator history: {one.text}, opened by {VIEWER}" for one in self.snapshots.values()]
         return [f"memory: {line}" for line in lines]
 
-    def as_json(self) -> Mapping[str, Any]:
+    def as_json(self) -> dict[str, Any]:
         """Return both."""
         snapshots = [
             {"path": one.path, "rank": one.rank or 0, "step": one.step or 0, "reason": one.reason,

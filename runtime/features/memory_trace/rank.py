@@ -14,7 +14,7 @@ import msgspec
 import wrapt
 
 from grpo_run.runtime.features.memory_trace.events import NOTICE, MemoryFound
-from grpo_run.runtime.rank.points import RankFeature
+from grpo_run.runtime.rank.points import CallPoints, RankFeature
 from grpo_run.runtime.rank.session import Session
 from grpo_run.runtime.snapshots.headroom import memory_headroom
 from grpo_run.watchdog.observation import RankState
@@ -31,7 +31,7 @@ class MemoryTracePart(RankFeature):
     _trace: MemoryTrace | None = None
     _history: AllocatorHistory | None = None
 
-    def begin(self, session: Session) -> None:
+    def script_begins(self, session: Session) -> None:
         """Begin to trace, under `--memory-trace`."""
         if not session.config.memory_trace:
             return
@@ -72,12 +72,12 @@ class MemoryTracePart(RankFeature):
             lambda module: module.register_optimizer_step_post_hook(after_step), "torch.optim.optimizer"
         )
 
-    def step_ended(self, step: int, last_step: int) -> None:
-        """Look at what is alive."""
-        if self._trace is not None:
-            self._trace.step_ended(step, last_step=last_step)
+    def call(self, session: Session, points: CallPoints) -> None:
+        """Look at what is alive after each step."""
+        if (trace := self._trace) is not None:
+            points.votes_begin.append(lambda step: trace.step_ended(step, session.slot.target_steps))
 
-    def script_ended(self) -> None:
+    def script_ends(self) -> None:
         """Save the history of the allocator."""
         if self._history is not None:
             self._history.script_ended()

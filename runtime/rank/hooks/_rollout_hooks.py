@@ -85,7 +85,7 @@ def rollouts_hooked(
             ),
             "evaluate": (marked(Phase.eval, slot, fingerprint),),
         }
-        mark_rewards(trainer, slot, session.step_costs)
+        mark_rewards(trainer, slot, session.reward_seconds)
         if caps is not None:
             hooks.enter_context(caps.prepared())
         hooks.enter_context(wrapped_methods(trainer, around))

@@ -21,7 +21,6 @@ from grpo_run.runtime.event import Event
 from grpo_run.runtime.history.events import ModelSaved
 from grpo_run.runtime.memory.plan import MemoryPlanApplied
 from grpo_run.runtime.rank.hooks._no_trainer import watch_optimizer_steps, watch_state_saving
-from grpo_run.runtime.rank.hooks._trackers import install_trackers
 from grpo_run.runtime.rank.memory_plan import configuration, deepspeed
 from grpo_run.runtime.rank.memory_plan.settings import OriginalSettings
 from grpo_run.runtime.rank.points import RankFeature
@@ -54,7 +53,8 @@ def install_guard(session: Session, features: Sequence[RankFeature] = ()) -> Non
     """
     guard = guard_of(session)
     guard.features = tuple(features)
-    install_trackers(session)
+    for feature in guard.features:
+        feature.script_begins(session)
     for module, watch in (
         ("torch.optim.optimizer", watch_optimizer_steps),
         ("accelerate.accelerator", watch_state_saving),
@@ -77,8 +77,6 @@ def install_guard(session: Session, features: Sequence[RankFeature] = ()) -> Non
 
         for module, name in (("grpo_config", "GRPOConfig"), ("rloo_config", "RLOOConfig")):
             wrapt.register_post_import_hook(functools.partial(cap, name), f"trl.trainer.{module}")
-    for feature in features:
-        feature.begin(session)
 
 
 def _plan_memory(module: Any, session: Session) -> None:

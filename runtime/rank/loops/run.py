@@ -33,6 +33,7 @@ from grpo_run.runtime.rank.loops._rank_state import LoadedRankState, Randomness
 from grpo_run.runtime.rank.loops._state import LoopState
 from grpo_run.runtime.rank.loops.data_position import DataPosition
 from grpo_run.runtime.rank.memory_plan.settings import warn_of_no_effect
+from grpo_run.runtime.rank.points import CallPoints
 from grpo_run.runtime.rank.resuming.request import ResumeChoice, output_directory
 from grpo_run.runtime.rank.saving.contents import CheckpointContents
 from grpo_run.runtime.rank.saving.saver import Saver
@@ -201,14 +202,11 @@ class SupervisedLoop:
         self._saver = Saver(
             self._contents, session, snapshots=guard.snapshots, collect_vote=self._step_vote.collect
         )
+        points = CallPoints(train_call=self._call.ordinal, trainer=None, hooks=self._hooks)
+        for feature in guard.features:
+            feature.call(session, points)
         self._events = StepEvents(
-            session,
-            self._call.ordinal,
-            self._step_vote,
-            self._saver,
-            self._guards,
-            self._logs,
-            guard.features,
+            session, self._call.ordinal, self._step_vote, self._saver, self._guards, self._logs, points
         )
         self._optimizers = OptimizerSteps(
             self._state.optimizers.values(), before=self._before_optimizer, after=self._after_optimizer

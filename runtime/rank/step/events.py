@@ -12,7 +12,7 @@ that are wrapped within a step are listed in `runtime/rank/hooks/_rollout_hooks.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Protocol
 
 from grpo_run.runtime.checkpoints.manifest import TrainCall, mark_finished
@@ -21,7 +21,7 @@ from grpo_run.runtime.history.events import RolloutTimedOut, TrainEnded, TrainSt
 from grpo_run.runtime.rank.learning import LearningGuards
 from grpo_run.runtime.rank.memory.cleanup import HostCaches, StepCleanup
 from grpo_run.runtime.rank.memory.cleanup_policy import CleanupNeed
-from grpo_run.runtime.rank.points import RankFeature, overriding
+from grpo_run.runtime.rank.points import CallPoints
 from grpo_run.runtime.rank.saving.saver import Saver
 from grpo_run.runtime.rank.session import Session
 from grpo_run.runtime.rank.step.step_vote import NO_REQUESTS, StepVote
@@ -48,7 +48,7 @@ class StepEvents:
         step_vote: votes on the steps of this call.
         saver: takes the checkpoints of this call.
         guards: judge each step.
-        features: are told of each step.
+        points: what features add to the call.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class StepEvents:
         saver: Saver,
         guards: LearningGuards,
         source: StepSource,
-        features: Sequence[RankFeature] = (),
+        points: CallPoints,
     ) -> None:
         self._session = session
         self._ordinal = ordinal
@@ -67,7 +67,7 @@ class StepEvents:
         self._saver = saver
         self._guards = guards
         self._source = source
-        self._after_step = overriding(features, RankFeature.step_ended)
+        self._points = points
         self._cleanup = self._make_cleanup(session.config.cleanup_every)
         self._host_caches = HostCaches(session.board)
 
@@ -153,6 +153,8 @@ class StepEvents:
         session, slot = self._session, self._session.slot
         self._step_vote.collect()  # if no optimizer has taken a step
         self._host_caches.after_step()
+        for ends in self._points.step_ends:
+            ends(step)
         learning = self._guards.end_step(step, self._source.take_values())
         agreed = self._step_vote.start(
             step,
@@ -165,11 +167,9 @@ class StepEvents:
         slot.step = step
         slot.replace(Phase.data)
         self._cleanup.observe(step, session.accounting.step_ended())
-        for point in self._after_step:
-            point(step, slot.target_steps)
+        for begins in self._points.votes_begin:
+            begins(step)
         slot.publish()
-        if session.growth is not None:
-            session.growth.step_ended(step)
         own = None
         if learning.tripped or any(requests):  # before the next rollout, which may fail with such weights
             own = self._step_vote.collect()

@@ -32,7 +32,7 @@ def run_script(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[...,
         def made() -> torch.Tensor:
             nonlocal step
             if step:
-                trace.step_ended(step, last_step=LAST_STEP)
+                trace.step_ended(step, LAST_STEP)
             step += 1
             return torch.full((40,), float(step))
 

@@ -21,13 +21,13 @@ LINE = "5 tensors, held by list `a` (a.py:3)"
 
 
 class Run:
-    """The supervisor of a run on two ranks, at a time of its clock."""
+    """The supervisor of a run on two ranks."""
 
     def __init__(self, config: RunConfig) -> None:
         directory = RunDirectory(path=Path(config.run_directory))
         directory.create()
         self.live = LiveHistory(directory.journal, "run-1", parts=[HISTORY()])
-        self.now = 100.0
+        self.later_seconds = 0.0
         self._said: list[str] = []
         reporter = Reporter(self.live, "", self._said.append)
         self.feature = supervisor.PART(config, directory, self.live.history, reporter)
@@ -58,8 +58,8 @@ class Run:
 @pytest.fixture
 def run(make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch) -> Run:
     """A new run."""
-    made = Run(make_config())
-    monkeypatch.setattr(supervisor.time, "time", lambda: made.now)
+    made, clock = Run(make_config()), supervisor.time.time
+    monkeypatch.setattr(supervisor.time, "time", lambda: clock() + made.later_seconds)
     return made
 
 
@@ -71,7 +71,7 @@ def test_a_finding_waits_for_the_other_ranks_and_names_all_of_them(run: Run) -> 
     assert run.said() == [f"memory: ranks 0 and 1: {LINE}"]
     run.found(1, key="other", subject="held by dict `b`")
     assert run.said() == []
-    run.now += supervisor.WAITED_SECONDS
+    run.later_seconds = supervisor.WAITED_SECONDS
     assert run.said() == [f"memory: rank 1: {LINE}"]
     run.found(0, key="other")
     assert run.said() == ["memory: rank 0 too: held by dict `b`"]

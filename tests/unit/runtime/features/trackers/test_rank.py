@@ -9,17 +9,12 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
-from support.journal import as_events
+from support.journal import event
 
+from grpo_run.runtime.features.trackers import rank
+from grpo_run.runtime.features.trackers.events import PART as HISTORY
+from grpo_run.runtime.features.trackers.rank import MAX_OPENINGS, PART, TRACKERS, OpenedRuns, Tracker
 from grpo_run.runtime.history.history import History
-from grpo_run.runtime.rank.hooks import _trackers
-from grpo_run.runtime.rank.hooks._trackers import (
-    MAX_OPENINGS,
-    TRACKERS,
-    OpenedRuns,
-    Tracker,
-    install_trackers,
-)
 from grpo_run.runtime.upstream import trainer_names
 from grpo_run.watchdog.observation import RankState
 
@@ -56,8 +51,11 @@ def attempt(session: Any, events: Events) -> Attempt:
     """Begin the next attempt, which knows what the journal has."""
 
     def begin() -> OpenedRuns:
-        known = History.of(as_events(events())).tracker_runs
-        session.settings = session.settings.model_copy(update={"tracker_runs": known})
+        history = History(parts=(HISTORY(),))
+        for record in events():
+            history.apply(event(record.pop("event"), **record))
+        told = {PART.name: history.part(HISTORY).names}
+        session.settings = session.settings.model_copy(update={"features": told})
         return OpenedRuns(session)
 
     return begin
@@ -168,13 +166,13 @@ def test_only_rank_0_is_watched(session: Any, monkeypatch: pytest.MonkeyPatch) -
     """A script whose ranks each open a run has as many runs as under torchrun."""
     hooks: dict[str, Any] = {}
     monkeypatch.setattr(
-        _trackers.wrapt, "register_post_import_hook", lambda hook, name: hooks.setdefault(name, hook)
+        rank.wrapt, "register_post_import_hook", lambda hook, name: hooks.setdefault(name, hook)
     )
     session.is_main = False
-    install_trackers(session)
+    PART.script_begins(session)
     assert hooks == {}
     session.is_main = True
-    install_trackers(session)
+    PART.script_begins(session)
     module: Any = ModuleType("wandb")
     hooks["wandb"](module)
     assert not hasattr(module, "init"), "a folder of that name"
@@ -202,25 +200,25 @@ def state(step: int = 0, **changes: Any) -> Any:
 def test_tensorboard_keeps_its_folder(attempt: Attempt, tmp_path: Path) -> None:
     """Readers drop the values of the steps that are repeated, and none of a call that was finished."""
     runs, first = attempt(), Callback(tmp_path)
-    opening = runs.begin_tensorboard(first, None, state())
+    opening = runs.begin_tensorboard(first, state())
     assert (first.logging_dir, first.tb_writer) == (None, None)
     runs.record(opening, str(tmp_path))
     again = Callback(tmp_path)
-    assert attempt().begin_tensorboard(again, None, state(4)) == opening
+    assert attempt().begin_tensorboard(again, state(4)) == opening
     assert (again.logging_dir, again.tb_writer.log_dir, again.tb_writer.purge_step) == (
         str(tmp_path), str(tmp_path), 5,
     )  # fmt: skip
     finished = Callback(tmp_path)
-    attempt().begin_tensorboard(finished, None, state(9))
+    attempt().begin_tensorboard(finished, state(9))
     assert finished.tb_writer.purge_step is None
 
 
 def test_a_folder_of_tensorboard_that_is_gone_is_named_anew(attempt: Attempt, tmp_path: Path) -> None:
     """As at a first start."""
     runs, callback = attempt(), Callback(tmp_path)
-    opening = runs.begin_tensorboard(callback, None, state())
+    opening = runs.begin_tensorboard(callback, state())
     runs.record(opening, str(tmp_path / "gone"))
-    assert attempt().begin_tensorboard(callback, None, state(4)) == opening
+    assert attempt().begin_tensorboard(callback, state(4)) == opening
     assert callback.logging_dir is None
 
 
@@ -237,7 +235,7 @@ def test_a_folder_or_writer_of_the_user_is_left_alone(
     callback: dict[str, Any], changes: dict[str, Any], attempt: Attempt, tmp_path: Path
 ) -> None:
     """Also the folders of trials."""
-    assert attempt().begin_tensorboard(Callback(tmp_path, **callback), None, state(**changes)) is None
+    assert attempt().begin_tensorboard(Callback(tmp_path, **callback), state(**changes)) is None
 
 
 def test_the_libraries_have_what_is_used() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from grpo_run.watchdog.growth import Block, GrowthWatch, PhaseGrowth
+from grpo_run.runtime.features.phase_growth._watch import Block, GrowthWatch, PhaseGrowth
 
 STEP = {
     "data": 0.002,

@@ -1,13 +1,8 @@
-"""Trackers go on after a restart: the run that a tracker opened in an earlier attempt is continued.
+"""Trackers in a rank: what opens their runs is watched, so that it continues the run of an earlier attempt.
 
-wandb, trackio and MLflow name each run that they open anew, and transformers' TensorBoard callback names its
-folder by the time, so every restart would be another run there. Rank 0 journals the name of each run that is
-opened outside of a step. In a later attempt the same opening, counted from the script's first line among
-those of its project, continues that run. What the user names is left alone, as an argument or by a variable,
-and so is what other ranks and other processes open.
-
-`attach.py` installs this before the script runs. Opens nothing by itself; the arguments of a first attempt
-are the script's.
+In a later attempt the same opening, counted from the script's first line among those of its project,
+continues that run. What the user names is left alone, as an argument or by a variable, and so is what other
+ranks and other processes open. Opens nothing by itself; the arguments of a first attempt are the script's.
 """
 
 from __future__ import annotations
@@ -23,7 +18,8 @@ from typing import Any
 
 import wrapt
 
-from grpo_run.runtime.history.events import TrackerRun
+from grpo_run.runtime.features.trackers.events import NAME, TrackerRun
+from grpo_run.runtime.rank.points import RankFeature
 from grpo_run.runtime.rank.session import Session
 from grpo_run.runtime.upstream import trainer_names
 from grpo_run.watchdog.observation import RankState
@@ -96,7 +92,7 @@ class OpenedRuns:
 
     def __init__(self, session: Session) -> None:
         self._session = session
-        self._known = session.settings.tracker_runs
+        self._known: Mapping[str, str] = session.settings.features.get(NAME, {})
         self._counted: Counter[str] = Counter()
 
     def next_opening(self, tracker: str, *apart: object) -> str | None:
@@ -150,7 +146,21 @@ class OpenedRuns:
             self._session.warn(f"{tracker.module} will open a new run after a restart: {error}")
         return run
 
-    def begin_tensorboard(self, callback: Any, args: Any, state: Any) -> str | None:
+    def watch_tensorboard(self, module: Any) -> None:
+        """Watch what transformers' TensorBoard callback opens."""
+        original = module.TensorBoardCallback.on_train_begin
+
+        @functools.wraps(original)
+        def on_train_begin(callback: Any, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
+            opening = self.begin_tensorboard(callback, state)
+            returned = original(callback, args, state, control, **kwargs)
+            if opening is not None:
+                self.record(opening, os.path.abspath(callback.logging_dir))
+            return returned
+
+        module.TensorBoardCallback.on_train_begin = on_train_begin
+
+    def begin_tensorboard(self, callback: Any, state: Any) -> str | None:
         """Give transformers' TensorBoard callback the folder of this opening, unless the user has named one.
 
         Values of steps that are repeated replace the first ones: the new file tells readers to drop these.
@@ -169,36 +179,31 @@ class OpenedRuns:
         return opening
 
 
-def install_trackers(session: Session) -> None:
-    """Watch what trackers open on rank 0, as soon as the script has imported them."""
-    if not session.is_main:
-        return
-    runs = OpenedRuns(session)
+class TrackersPart(RankFeature):
+    """Trackers at the points of a rank."""
 
-    def watch(tracker: Tracker, module: Any) -> None:
-        original = getattr(module, tracker.function, None)
-        if original is None:
-            return  # a folder of that name, for example of the files that wandb writes
+    name = NAME
 
-        @functools.wraps(original)
-        def opened(*args: Any, **kwargs: Any) -> Any:
-            return runs.open(tracker, original, args, kwargs)
+    def script_begins(self, session: Session) -> None:
+        """Watch what trackers open on rank 0, as soon as the script has imported them."""
+        if not session.is_main:
+            return
+        runs = OpenedRuns(session)
 
-        setattr(module, tracker.function, opened)
+        def watch(tracker: Tracker, module: Any) -> None:
+            original = getattr(module, tracker.function, None)
+            if original is None:
+                return  # a folder of that name, for example of the files that wandb writes
 
-    def watch_tensorboard(module: Any) -> None:
-        original = module.TensorBoardCallback.on_train_begin
+            @functools.wraps(original)
+            def opened(*args: Any, **kwargs: Any) -> Any:
+                return runs.open(tracker, original, args, kwargs)
 
-        @functools.wraps(original)
-        def on_train_begin(self: Any, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
-            opening = runs.begin_tensorboard(self, args, state)
-            returned = original(self, args, state, control, **kwargs)
-            if opening is not None:
-                runs.record(opening, os.path.abspath(self.logging_dir))
-            return returned
+            setattr(module, tracker.function, opened)
 
-        module.TensorBoardCallback.on_train_begin = on_train_begin
+        for tracker in TRACKERS:
+            wrapt.register_post_import_hook(functools.partial(watch, tracker), tracker.module)
+        wrapt.register_post_import_hook(runs.watch_tensorboard, "transformers.integrations.integration_utils")
 
-    for tracker in TRACKERS:
-        wrapt.register_post_import_hook(functools.partial(watch, tracker), tracker.module)
-    wrapt.register_post_import_hook(watch_tensorboard, "transformers.integrations.integration_utils")
+
+PART = TrackersPart()

@@ -1,10 +1,8 @@
-"""Measure what the phases of a step cost in rank 0, and say when one costs more and more for the same work.
+"""Phase growth in a rank: measures what the phases of a step cost in rank 0 of a trainer's call.
 
 The slot's writer announces each change of phase, so the time of a phase is without the phases inside it.
-After each block of steps the medians go to `watchdog/growth.py`, which decides, with a few counts that are
-cheap to take: hooks, threads, open files, Python's memory blocks, garbage collection, log entries. What it
-finds is printed and journaled once. `runtime/rank/hooks/train_call.py` creates one meter for each call;
-`runtime/rank/step/` calls it after each step. Never ends a run, and changes nothing.
+After each block of steps the medians go to `_watch.py`, which decides, with a few counts that are cheap to
+take: hooks, threads, open files, Python's memory blocks, garbage collection, log entries.
 """
 
 from __future__ import annotations
@@ -14,16 +12,18 @@ import os
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from statistics import median
 from typing import Any
 
 from grpo_run.runtime.board.slot_writer import SlotWriter
-from grpo_run.runtime.event import Event
-from grpo_run.runtime.history.events import GrowthFound, PhaseCosts
+from grpo_run.runtime.features.phase_growth._watch import CONTROL_PHASES, Block, GrowthWatch, PhaseGrowth
+from grpo_run.runtime.features.phase_growth.events import GrowthFound
+from grpo_run.runtime.history.events import PhaseCosts
+from grpo_run.runtime.rank.points import CallPoints, RankFeature
+from grpo_run.runtime.rank.session import Session
 from grpo_run.runtime.upstream import torch_names
-from grpo_run.watchdog.growth import CONTROL_PHASES, Block, GrowthWatch, PhaseGrowth
 
 BLOCK_STEPS = 100
 
@@ -33,15 +33,16 @@ class StepCosts:
 
     Args:
         slot: its writer tells which phase runs.
+        functions: the seconds that each reward function has taken so far.
     """
 
-    def __init__(self, slot: SlotWriter) -> None:
+    def __init__(self, slot: SlotWriter, functions: Mapping[str, float]) -> None:
         self._slot = slot
+        self._functions = functions
+        self._functions_before = dict(functions)
         self._since = time.perf_counter()
         self.seconds: defaultdict[str, float] = defaultdict(float)
         """By phase, and by callback: without the phases inside it."""
-        self.functions: defaultdict[str, float] = defaultdict(float)
-        """By reward function."""
         self.passes = self.tokens = self.context = 0
         """Forward passes of the model, the tokens that they were given, and these times their length."""
 
@@ -52,23 +53,25 @@ class StepCosts:
             self.seconds[running] += now - self._since
         self._since = now
 
-    def record_pass(self, tokens: Any) -> None:
-        """Count a forward pass.
-
-        Args:
-            tokens: the model's `input_ids`; None if it has none.
-        """
+    def record_pass(self, arguments: Mapping[str, Any]) -> None:
+        """Count a forward pass, by the arguments that the model is given."""
         self.passes += 1
-        if tokens is not None:
+        if (tokens := arguments.get("input_ids")) is not None:
             count = tokens.numel()
             self.tokens += count
             self.context += count * tokens.shape[-1]
 
     def take(self) -> tuple[dict[str, float], dict[str, float]]:
         """Return what phases and reward functions have taken since the last call."""
-        taken = self.seconds, self.functions
-        self.seconds, self.functions = defaultdict(float), defaultdict(float)
-        return taken
+        self.changed()
+        before, self._functions_before = self._functions_before, dict(self._functions)
+        functions = {
+            name: now - since
+            for name, now in self._functions_before.items()
+            if now > (since := before.get(name, 0.0))
+        }
+        seconds, self.seconds = self.seconds, defaultdict(float)
+        return seconds, functions
 
 
 class GrowthMeter:
@@ -76,26 +79,14 @@ class GrowthMeter:
 
     Args:
         trainer: whose model and log are counted.
-        slot: of the rank.
         costs: of the rank.
-        journal: takes an event.
-        warn: takes its sentence.
     """
 
-    def __init__(
-        self,
-        trainer: Any,
-        slot: SlotWriter,
-        costs: StepCosts,
-        *,
-        journal: Callable[[Event], object],
-        warn: Callable[[str], None],
-    ) -> None:
+    def __init__(self, trainer: Any, session: Session, costs: StepCosts) -> None:
         self._trainer = trainer
-        self._slot = slot
+        self._session = session
+        self._slot = session.slot
         self._costs = costs
-        self._journal = journal
-        self._warn = warn
         model = trainer.model
         # once, because it takes longer than counting; replaced by adapters before the call begins
         self._hooked = [*model.named_modules(), *model.named_parameters()]
@@ -123,7 +114,7 @@ class GrowthMeter:
         finally:
             gc.callbacks.remove(collects)
 
-    def step_ended(self, step: int) -> None:
+    def step_ends(self, step: int) -> None:
         """Add a finished step, and say what has grown at the end of a block."""
         phases, functions = self._costs.take()
         if self._watch is None:  # the first step includes compilation and connections
@@ -139,7 +130,9 @@ class GrowthMeter:
         if self._steps == BLOCK_STEPS:
             block = self._block(step)
             costs = {name: round(seconds, 6) for name, seconds in block.seconds.items()}
-            self._journal(PhaseCosts(rank=0, step=step, train_call=self._slot.train_call, seconds=costs))
+            self._session.journal.write(
+                PhaseCosts(rank=0, step=step, train_call=self._slot.train_call, seconds=costs)
+            )
             growth = self._watch.add(block)
             self._begin_block()
             if growth is not None:
@@ -185,7 +178,7 @@ class GrowthMeter:
         return counts, self._hooked[most][0] or type(self._hooked[most][1]).__name__
 
     def _say(self, growth: PhaseGrowth, step: int) -> None:
-        self._journal(
+        self._session.journal.write(
             GrowthFound(
                 rank=0,
                 step=step,
@@ -198,4 +191,23 @@ class GrowthMeter:
                 sentence=growth.sentence,
             )
         )
-        self._warn(growth.sentence)
+        self._session.warn(growth.sentence)
+
+
+class PhaseGrowthPart(RankFeature):
+    """Phase growth at the points of a rank."""
+
+    def call(self, session: Session, points: CallPoints) -> None:
+        """Measure the steps of a trainer, on rank 0."""
+        if points.trainer is None or not session.is_main:
+            return
+        costs = StepCosts(session.slot, session.reward_seconds)
+        meter = GrowthMeter(points.trainer, session, costs)
+        session.on_phase_change.append(costs.changed)
+        points.hooks.callback(session.on_phase_change.remove, costs.changed)
+        points.hooks.enter_context(meter.measuring())
+        points.forward_passes.append(costs.record_pass)
+        points.step_ends.append(meter.step_ends)
+
+
+PART = PhaseGrowthPart()

@@ -4,7 +4,7 @@ Steps are given in blocks of equal length. A phase is compared with what it cost
 tokens and forward passes, also per token of context, because attention costs more with length. What makes
 all phases slower, such as another job on the machine, is divided out. The rise must go on over a window of
 blocks: a step to another level is not growth, and neither is a phase that has become slower and stays so.
-Pure; fed by `runtime/rank/growth.py`. Never a fault: it is only said.
+Pure; fed by `rank.py`. Never a fault: it is only said.
 """
 
 from __future__ import annotations
