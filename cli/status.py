@@ -53,7 +53,7 @@ def print_text(status: RunStatus) -> None:
         "disk": history.checkpoint_trouble or "",
         "memory": _memory(fields["ranks"]),
         "host memory": "" if nearest is None else f"{nearest.fraction:.0%} of {nearest.name} in use",
-        "memory plan": history.memory.plan.text,
+        **history.facts(),
         "masked": history.masked.summary,
     }
     facts = Table.grid(padding=(0, 2))

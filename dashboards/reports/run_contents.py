@@ -213,7 +213,7 @@ def _memory(ranks: Sequence[RankMemory | None]) -> tuple[RankPeak, ...]:
 
 
 def _memory_notes(history: History) -> tuple[str, ...]:
-    notes = [f"Memory plan: {history.memory.plan.text}"] if history.memory.plan.text else []
+    notes = [f"{name.capitalize()}: {text}" for name, text in history.facts().items()]
     if history.memory_restarts.count:
         notes.append(f"Restarts to free memory: {history.memory_restarts.count}")
     return tuple(clean(note, MAX_SENTENCE) for note in (*notes, *history.notes()))

@@ -23,7 +23,7 @@ from types import ModuleType
 
 from grpo_run.runtime.history.history import HistoryPart
 
-FEATURES = ("quarantine", "trackers", "phase_growth", "memory_trace")
+FEATURES = ("memory_plan", "quarantine", "trackers", "phase_growth", "memory_trace")
 """The folders of all features, in the order in which they are asked."""
 
 

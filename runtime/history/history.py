@@ -8,7 +8,7 @@ does no I/O.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, ClassVar, TypeVar
@@ -88,7 +88,6 @@ from grpo_run.runtime.history.sample_masking import (
 from grpo_run.runtime.history.totals import CheckpointTotals, RankTotals
 from grpo_run.runtime.history.train_calls import KnownCall, TrainCalls
 from grpo_run.runtime.history.wall_states import WallState, WallStates
-from grpo_run.runtime.memory.plan import MemoryPlanGiven, MemoryRecord, PlanChanged
 from grpo_run.watchdog.learning_rules import GuardResponse, LearningGuard
 from grpo_run.watchdog.observation import Phase, PhaseKey
 from grpo_run.watchdog.stalls.durations import Durations
@@ -112,6 +111,10 @@ class HistoryPart:
 
     def as_json(self) -> dict[str, Any]:
         """Return fields of the object that `grpo-run status --json` prints."""
+        return {}
+
+    def facts(self) -> Mapping[str, str]:
+        """Return what is in effect, by name, for `grpo-run status`, reports and pages; "" for nothing."""
         return {}
 
     def notes(self) -> Sequence[str]:
@@ -196,8 +199,6 @@ class History:
     """What the script trains by itself, with no Trainer and no loop."""
     rewards: RewardRecord = field(default_factory=RewardRecord)
     """The run's reward functions."""
-    memory: MemoryRecord = field(default_factory=MemoryRecord)
-    """What has been changed so that the run needs less memory."""
     memory_restarts: MemoryRestarts = field(default_factory=MemoryRestarts)
     resume_mismatches: int = 0
     """How often an attempt repeated or left out work that the run has a checkpoint of."""
@@ -316,10 +317,6 @@ class History:
                 self.memory_restarts.short += 1
             case MemoryRestart():
                 self.memory_restarts.apply_restart(event)
-            case PlanChanged():
-                self.memory.apply(event)
-            case MemoryPlanGiven():
-                self.memory.apply_given(event)
             case SampleMasked() | GroupMasked() | NanReadAsNone() | RewardsRepeated():
                 self.masked.apply(event)
             case RewardMoved() | RewardFailed() | RewardCalls() | RewardWorkerReplaced():
@@ -344,6 +341,10 @@ class History:
             if isinstance(part, kind):
                 return part
         raise LookupError(kind.__name__)
+
+    def facts(self) -> dict[str, str]:
+        """Return what features have in effect, by name."""
+        return {name: text for part in self.parts for name, text in part.facts().items() if text}
 
     def notes(self) -> list[str]:
         """Return what features have found, as lines."""
@@ -545,7 +546,7 @@ EVENTS: tuple[type[Event], ...] = (
     SnapshotInterval, CheckpointStaged, CheckpointPublished, CheckpointFailed, CheckpointRejected, ModelSaved,
     IncidentConfirmed, ActionChosen, LearningGuardTripped,
     TrainsWithoutTrainer, StateSaved, ScriptCheckpointSaved,
-    MemoryShort, MemoryRestart, PlanChanged, MemoryPlanGiven,
+    MemoryShort, MemoryRestart,
     SampleMasked, GroupMasked, NanReadAsNone, RewardsRepeated,
     RewardMoved, RewardFailed, RewardCalls, RewardWorkerReplaced,
 )  # fmt: skip

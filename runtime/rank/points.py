@@ -1,8 +1,8 @@
 """The points at which features take part in a rank.
 
 In this order: `script_begins` before the script's first line, called by `hooks/attach.py`; for each trainer
-that generates, `rollouts` once before training; `call` for each call, once before training; `script_ends`
-after the script's last line. What `rollouts` adds is called around every rollout by
+`check_trainer`, and `rollouts` once before training; `call` for each call, once before training;
+`script_ends` after the script's last line. What `rollouts` adds is called around every rollout by
 `hooks/_rollout_hooks.py`, which has the order of all calls, and what `call` adds at each step by
 `step/events.py`. Plain data, and methods that do nothing.
 """
@@ -56,10 +56,12 @@ class RolloutPoints:
     Attributes:
         inputs: called around everything that is done for a rollout; they get the rows of the data set, and
             may pass on others.
+        turns: called around each turn of generation, inside the caps.
         leaving: why rows are left out of baseline and loss. The words are labels in the metrics.
     """
 
     inputs: list[Handler] = field(default_factory=list)
+    turns: list[Handler] = field(default_factory=list)
     leaving: list[RowReasons] = field(default_factory=list)
 
     def row_reasons(self) -> Sequence[str] | None:
@@ -76,6 +78,13 @@ class RankFeature:
 
     def script_begins(self, session: Session) -> None:
         """Watch what the script imports. Neither torch nor transformers may be imported yet."""
+
+    def check_trainer(self, session: Session, trainer: Any) -> None:
+        """Check a trainer that is about to train, or that the script asks to check.
+
+        Raises:
+            ConfigError: a setting of the feature is not in effect.
+        """
 
     def rollouts(self, trainer: Any, session: Session, train_call: int, points: RolloutPoints) -> None:
         """Add to the rollouts of a trainer that is about to train.

@@ -59,6 +59,7 @@ from grpo_run.runtime.supervisor.points import FeatureFactory
 from grpo_run.runtime.supervisor.setting_aside import set_aside
 from grpo_run.runtime.supervisor.stop import StopRequest
 from grpo_run.runtime.supervisor.stop_means import StopMeans, stop_code
+from grpo_run.watchdog.memory.phase_memory import RankMemory
 from grpo_run.watchdog.observation import Exit, Slot
 from grpo_run.watchdog.stalls.step_clock import UNSEEN_SECONDS
 
@@ -237,6 +238,13 @@ class Supervisor:
             self._live.read_ranks()
         self.backups.make()
 
+    def rank_config(self) -> RunConfig:
+        """Return the configuration that ranks of this attempt get."""
+        config = self.config
+        for feature in self.features:
+            config = feature.rank_config(config)
+        return config
+
     def rank_settings(self, rank: int) -> dict[str, dict[str, Any]]:
         """Return what features have for a rank of this attempt, by their names."""
         found = {one.name: one.rank_settings(rank, self.attempt.files) for one in self.features}
@@ -395,7 +403,12 @@ class Supervisor:
         retried = self.attempt.retries.warning
         if retried is not None:
             self._reporter.warn_once(retried[0], "retried allocations", retried[1])
-        self._advice.committed(slots, lambda: self.attempt.read_memory(self.board))
+        for feature in self.features:
+            feature.committed(self._read_memory)
+        self._advice.committed(slots, self._read_memory)
+
+    def _read_memory(self) -> dict[int, RankMemory]:
+        return self.attempt.read_memory(self.board)
 
     def _check_for_hangs(self, ranks: RankGroup, slots: dict[int, Slot | None]) -> Directive:
         """No rank has failed: check whether one hangs, or takes too long to stop."""

@@ -43,6 +43,7 @@ DECIDERS = {
         "events", "history", "progress", "sample_masking", "lifecycle",
         "no_trainer_script", "recovery", "rewards", "totals", "train_calls", "wall_states",
     },
+    "runtime.features.memory_plan": {"events", "decision", "settings", "shown"},
     "runtime.features.memory_trace": {"events"},
     "runtime.features.phase_growth": {"events", "watch"},
     "runtime.features.quarantine": {"events", "settings", "shown"},
@@ -54,7 +55,6 @@ DECIDERS = {
     "runtime.rank.saving": {"cadence"},
     "runtime.snapshots": {"drain_messages"},
     "runtime.supervisor": {"policy", "stop_means"},
-    "runtime.supervisor.memory": {"fallback_steps", "policy"},
     "watchdog.evidence": {"source", "stacks", "timeline"},
 }  # fmt: skip
 """Single modules that decide, in rooms that also act."""

@@ -24,6 +24,7 @@ FEATURES = {
     "tracker_runs": "TrackerRuns.names",
     "growth": "GrownPhases.found",
     "memory_trace": "MemoryFindings",
+    "memory_plan": "PlanRecord",
 }
 """What features replay now, by the field of that history: a part, or a field of it."""
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from grpo_run.runtime.memory.facts import Generator, MemoryFacts, TrainerKind, split_refusals
 from grpo_run.runtime.memory.files import write_facts
-from grpo_run.runtime.rank.memory_plan.settings import kind_of, record_of, set_later, settings_of
+from grpo_run.runtime.memory.script_settings import kind_of, record_of, set_later, settings_of
 from grpo_run.runtime.rank.session import Session
 from grpo_run.runtime.upstream import trainer_names
 from grpo_run.runtime.upstream.features import DIVISION, is_available

@@ -6,19 +6,20 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from support.journal import as_event
+from support.journal import event
 from support.memory_cases import COLOCATED, GRPO, facts
 
-from grpo_run.runtime.history.history import History
-from grpo_run.runtime.history.recovery import Action
-from grpo_run.runtime.memory.plan import MemoryPlan
-from grpo_run.runtime.supervisor.memory.fallback_steps import FallbackStep, Situation
-from grpo_run.runtime.supervisor.memory.policy import (
+from grpo_run.runtime.features.memory_plan._decision import (
     MemoryDecision,
     decide_generation_stall,
     decide_out_of_memory,
-    sentences,
 )
+from grpo_run.runtime.features.memory_plan._remedies import Situation
+from grpo_run.runtime.features.memory_plan.events import PlanRecord
+from grpo_run.runtime.features.memory_plan.shown import ACTION as CHANGE
+from grpo_run.runtime.history.history import History
+from grpo_run.runtime.history.recovery import Action
+from grpo_run.runtime.memory.plan import MemoryPlan
 from grpo_run.watchdog.causes import Cause
 from grpo_run.watchdog.memory.error_patterns import ErrorSource
 from grpo_run.watchdog.memory.shortage import Figures, MemoryPhase, Shortage
@@ -39,47 +40,40 @@ def situation(
         text="CUDA out of memory.",
         figures=figures,
     )
-    given = Situation(shortage=shortage, facts=GRPO, start="restart from checkpoint-6", budget=3)
+    given = Situation(
+        shortage=shortage, facts=GRPO, plan=MemoryPlan(), start="restart from checkpoint-6", budget=3
+    )
     return replace(given, **changed)
 
 
 class Story:
     """A run that goes from one out-of-memory error to the next, journaled as the supervisor does."""
 
-    def __init__(self) -> None:
-        self.history = History()
-        self.history.apply(as_event({"event": "run_started", "time": 0.0}))
+    def __init__(self, **plan: Any) -> None:
+        self.record = PlanRecord(plan=MemoryPlan(**plan))
+        self.history = History(parts=(self.record,))
+        self.apply("run_started")
+
+    def apply(self, name: str, **fields: Any) -> None:
+        self.history.apply(event(name, **fields))
 
     def out_of_memory(self, given: Situation) -> MemoryDecision:
-        self.history.apply(
-            as_event(
-                {
-                    "event": "incident",
-                    "cause": "gpu_oom",
-                    "step": 7,
-                    "memory_plan": self.history.memory.plan.text,
-                    "shortage": given.shortage.as_json(),
-                }
-            )
-        )
-        found = decide_out_of_memory(self.history, given)
-        self.history.apply(as_event({"event": "action", "action": str(found.decision.action), "reason": ""}))
+        self.apply("incident", cause="gpu_oom", step=7, shortage=given.shortage.as_json())
+        found = decide_out_of_memory(self.history, replace(given, plan=self.record.plan))
+        decision = found.decision
+        self.apply("action", action=str(decision.action), reason="", patient=decision.patient)
         if found.change is not None:
             plan = found.change.plan.model_dump(exclude_defaults=True)
-            self.history.apply(
-                as_event({"event": "plan_changed", "plan": plan, "inexact": list(found.change.inexact)})
-            )
+            self.apply("plan_changed", plan=plan, inexact=list(found.change.inexact))
         return found
 
     def checkpoint(self, step: int) -> None:
-        self.history.apply(
-            as_event({"event": "checkpoint_published", "step": step, "path": "p", "train_call": 1})
-        )
+        self.apply("checkpoint_published", step=step, path="p", train_call=1)
 
 
 def test_a_full_gpu_changes_the_plan_and_never_restarts_unchanged() -> None:
     found = Story().out_of_memory(situation())
-    assert found.decision.action is Action.restart_with_plan_change
+    assert found.decision.action == CHANGE
     assert "per_device_train_batch_size 8 -> 4, gradient_accumulation_steps 1 -> 2" in found.decision.reason
 
 
@@ -89,53 +83,31 @@ def test_changes_of_plan_spend_no_budget_and_the_fallback_steps_bound_them() -> 
     while not actions or actions[-1] is not Action.stop:
         actions.append(story.out_of_memory(situation(budget=1)).decision.action)
         assert len(actions) < 20
-    assert actions[:-1] == [Action.restart_with_plan_change] * 4
+    assert actions[:-1] == [CHANGE] * 4
     assert story.history.failures_without_progress == 1, "only the failure that ended the run"
-    assert story.history.memory.changes == 4
-
-
-def test_the_plan_is_replayed_from_the_journal() -> None:
-    story = Story()
-    story.out_of_memory(situation())
-    story.out_of_memory(situation())
-    assert story.history.memory.plan == MemoryPlan(micro_batch_divisor=4)
+    assert story.record.changes == 4
 
 
 def test_fragmentation_is_answered_by_expandable_segments_then_by_one_unchanged_restart() -> None:
     story = Story()
     found = [story.out_of_memory(situation(figures=FRAGMENTED)) for _ in range(3)]
-    assert [one.decision.action for one in found] == [
-        Action.restart_with_plan_change,
-        Action.restart,
-        Action.restart_with_plan_change,
-    ]
-    assert [one.change.fallback_step for one in found if one.change] == [
-        FallbackStep.expandable_segments,
-        FallbackStep.micro_batch,
-    ]
+    assert [one.decision.action for one in found] == [CHANGE, Action.restart, CHANGE]
+    assert [one.change.remedy.name for one in found if one.change] == ["expandable_segments", "micro_batch"]
 
 
 def test_memory_that_has_grown_is_freed_by_one_unchanged_restart() -> None:
     story = Story()
     actions = [story.out_of_memory(situation(grown_bytes=GIB)).decision.action for _ in range(2)]
-    assert actions == [Action.restart, Action.restart_with_plan_change]
+    assert actions == [Action.restart, CHANGE]
 
 
 def test_memory_that_has_grown_by_less_than_was_missing_is_no_reason_to_restart_unchanged() -> None:
     found = Story().out_of_memory(situation(grown_bytes=GIB // 2))
-    assert found.decision.action is Action.restart_with_plan_change
-
-
-def test_an_unchanged_restart_spends_the_budget() -> None:
-    story = Story()
-    story.out_of_memory(situation(grown_bytes=GIB))
-    assert story.history.failures_without_progress == 1
+    assert found.decision.action == CHANGE
 
 
 def test_without_a_fallback_step_left_the_run_ends_and_it_is_said_why() -> None:
-    plan = {"generation_sub_batches": 8, "expandable_segments": True}
-    story = Story()
-    story.history.apply(as_event({"event": "plan_changed", "plan": plan}))
+    story = Story(generation_sub_batches=8, expandable_segments=True)
     found = story.out_of_memory(situation(MemoryPhase.generate))
     assert found.decision.action is Action.stop
     for words in ("generation sub batches: ", "shorter completions", "--allow-degrade"):
@@ -143,19 +115,16 @@ def test_without_a_fallback_step_left_the_run_ends_and_it_is_said_why() -> None:
 
 
 def test_a_user_who_allows_it_gets_shorter_completions_instead_of_the_end() -> None:
-    plan = {"generation_sub_batches": 8, "expandable_segments": True}
-    story = Story()
-    story.history.apply(as_event({"event": "plan_changed", "plan": plan}))
+    story = Story(generation_sub_batches=8, expandable_segments=True)
     found = story.out_of_memory(situation(MemoryPhase.generate, allow_degrade=True))
     assert found.change is not None
     assert found.change.plan.max_completion_length == 256
-    assert any("shorter" in reason for reason in story.history.memory.inexact)
+    assert any("shorter" in reason for reason in story.record.inexact)
 
 
 def test_a_run_that_gets_further_each_time_is_not_given_up() -> None:
-    story = Story()
+    story = Story(expandable_segments=True)
     nothing_left = situation(MemoryPhase.save, proceeds=True)
-    story.history.apply(as_event({"event": "plan_changed", "plan": {"expandable_segments": True}}))
     for step in (10, 20, 30):
         assert story.out_of_memory(nothing_left).decision.action is Action.restart
         story.checkpoint(step)
@@ -174,12 +143,12 @@ def test_without_a_phase_of_a_trainer_a_restart_as_it_is_comes_first_and_the_mic
     story = Story()
     given = situation(phase, figures=UNKNOWN, facts=facts(**COLOCATED))
     found = [story.out_of_memory(given) for _ in range(3)]
-    assert [one.change.fallback_step if one.change else one.decision.action for one in found] == [
+    assert [one.change.remedy.name if one.change else one.decision.action for one in found] == [
         Action.restart,
-        FallbackStep.vllm_sleep,
+        "vllm_sleep",
         Action.restart,
     ]
-    assert story.history.memory.plan.micro_batch_divisor == 1
+    assert story.record.plan.micro_batch_divisor == 1
 
 
 def test_expandable_segments_are_not_tried_where_they_free_too_little() -> None:
@@ -188,7 +157,7 @@ def test_expandable_segments_are_not_tried_where_they_free_too_little() -> None:
     assert actions == [Action.restart, Action.stop]
 
 
-def always(phase: MemoryPhase, *free_gib: int) -> list[Action]:
+def always(phase: MemoryPhase, *free_gib: int) -> list[str]:
     """What follows 40 GiB that are asked for again and again at one line, with so much free."""
     story = Story()
     found = []
@@ -198,9 +167,6 @@ def always(phase: MemoryPhase, *free_gib: int) -> list[Action]:
         given = replace(given, shortage=replace(given.shortage, line="/home/u/train.py:7"))
         found.append(story.out_of_memory(given))
     return [one.decision.action for one in found]
-
-
-CHANGE = Action.restart_with_plan_change
 
 
 @pytest.mark.parametrize(
@@ -214,7 +180,7 @@ CHANGE = Action.restart_with_plan_change
     ],
 )
 def test_the_same_request_at_the_same_line_after_a_change_ends_the_run(
-    phase: MemoryPhase, actions: list[Action]
+    phase: MemoryPhase, actions: list[str]
 ) -> None:
     assert always(phase, *[1] * len(actions)) == actions
 
@@ -243,27 +209,26 @@ def test_a_user_who_wants_no_restart_gets_none() -> None:
 
 def stalled(*actions: str, steps: tuple[int, ...] | None = None) -> History:
     """A run whose generation has not returned in time at each of these steps, after such actions."""
-    history = History()
-    history.apply(as_event({"event": "run_started", "time": 0.0}))
+    story = Story()
     for number, step in enumerate(steps or (7,) * (len(actions) + 1)):
-        history.apply(as_event({"event": "incident", "cause": "generation_stall", "step": step}))
+        story.apply("incident", cause="generation_stall", step=step)
         if number < len(actions):
-            history.apply(as_event({"event": "action", "action": actions[number], "reason": ""}))
-    return history
+            story.apply("action", action=actions[number], reason="", patient=actions[number] == CHANGE)
+    return story.history
 
 
-def stall_decision(history: History, **changed: Any) -> MemoryDecision | None:
+def stall_decision(history: History, budget: int = 3, **changed: Any) -> MemoryDecision | None:
     given = facts(**changed) if changed else GRPO
-    return decide_generation_stall(history, given, start="from checkpoint-6", budget=3)
+    return decide_generation_stall(history, given, MemoryPlan(), start="from checkpoint-6", budget=budget)
 
 
 def test_generation_that_stalls_twice_at_a_step_is_made_in_smaller_calls() -> None:
     decision = stall_decision(stalled("restart"))
     assert decision is not None
     assert decision.change is not None
-    assert decision.decision.action is Action.restart_with_plan_change
+    assert decision.decision.action == CHANGE
     assert decision.change.plan.generation_sub_batches == 2
-    said = sentences(decision.change, MemoryPlan(), GRPO)
+    said = [*decision.change.sentences(MemoryPlan(), GRPO)]
     assert said[0] == (
         "memory plan: generation in 2 parts; generation has not returned in time twice at this step"
     )
@@ -272,7 +237,7 @@ def test_generation_that_stalls_twice_at_a_step_is_made_in_smaller_calls() -> No
 
 @pytest.mark.parametrize(
     "history",
-    [stalled(), stalled("restart", "restart_with_plan_change"), stalled("restart", steps=(7, 9))],
+    [stalled(), stalled("restart", CHANGE), stalled("restart", steps=(7, 9))],
     ids=["once", "in smaller calls already", "at two steps"],
 )
 def test_other_stalls_of_generation_change_no_plan(history: History) -> None:
@@ -284,4 +249,4 @@ def test_generation_by_vllm_is_not_divided_after_stalls() -> None:
 
 
 def test_stalls_beyond_the_budget_change_no_plan() -> None:
-    assert decide_generation_stall(stalled("restart"), GRPO, start="", budget=1) is None
+    assert stall_decision(stalled("restart"), budget=1) is None

@@ -1,7 +1,6 @@
-"""DeepSpeed's configuration from a script or accelerate: which batch settings it fixes, and optimizer
-offload.
+"""DeepSpeed's configuration from a script or accelerate: which batch settings it fixes.
 
-Called by `configuration.py` and `facts.py`. transformers fills in `auto` later, so sizes are read from where
+Called by `script_settings.py`. transformers fills in `auto` later, so sizes are read from where
 they were given. Does not import DeepSpeed.
 """
 
@@ -54,36 +53,6 @@ def follow_sizes(arguments: Any) -> None:
     ):
         if configuration.get(name, AUTO) != AUTO:
             configuration[name] = value
-
-
-def offload_optimizer(arguments: Any) -> None:
-    """Let DeepSpeed keep the optimizer's state in host memory; without DeepSpeed or ZeRO, change nothing.
-
-    Args:
-        arguments: the trainer's, before it has built an accelerator of them.
-    """
-    plugin = getattr(arguments, "deepspeed_plugin", None)
-    zero = None if plugin is None else plugin.hf_ds_config.config.get("zero_optimization")
-    if plugin is None or not isinstance(zero, dict):
-        return
-    zero["offload_optimizer"] = {"device": "cpu", "pin_memory": True}
-    plugin.offload_optimizer_device = "cpu"
-    plugin.hf_ds_config.set_stage_and_offload()
-
-
-def keep_optimizer(plugin: Any) -> None:
-    """Let an optimizer that is offloaded from now on be the one that the run began with.
-
-    accelerate would put DeepSpeed's own Adam for the host in its place, which cannot load the state of the
-    run's: its groups have other fields. It would also be compiled first, which takes minutes.
-
-    Args:
-        plugin: accelerate's, before it has prepared the optimizer. One whose configuration builds the
-        optimizer is left.
-    """
-    configuration = plugin.deepspeed_config
-    if "optimizer" not in configuration:
-        configuration["zero_force_ds_cpu_optimizer"] = False
 
 
 def _uses_accelerate() -> bool:

@@ -1,4 +1,4 @@
-"""What a plan changes in DeepSpeed's configuration, and which sizes that fixes."""
+"""Which sizes DeepSpeed's configuration fixes, and which follow those of a trainer."""
 
 from __future__ import annotations
 
@@ -8,18 +8,7 @@ from typing import Any
 
 import pytest
 
-from grpo_run.runtime.rank.memory_plan.deepspeed import (
-    ACCUMULATION,
-    FILE,
-    USED,
-    explicit_sizes,
-    follow_sizes,
-    keep_optimizer,
-    offload_optimizer,
-)
-
-ZERO = {"zero_optimization": {"stage": 3}, "train_batch_size": "auto"}
-OFFLOAD = {"device": "cpu", "pin_memory": True}
+from grpo_run.runtime.memory.deepspeed import ACCUMULATION, FILE, USED, explicit_sizes, follow_sizes
 
 
 @pytest.fixture(autouse=True)
@@ -33,30 +22,15 @@ class Settings:
     """Stands for accelerate's `HfDeepSpeedConfig`."""
 
     def __init__(self, **config: Any) -> None:
-        self.config, self.read = config, 0
-
-    def set_stage_and_offload(self) -> None:
-        self.read += 1
+        self.config = config
 
 
 def arguments(**config: Any) -> Any:
     return SimpleNamespace(
         per_device_train_batch_size=4,
         gradient_accumulation_steps=6,
-        deepspeed_plugin=SimpleNamespace(hf_ds_config=Settings(**config), offload_optimizer_device=None),
+        deepspeed_plugin=SimpleNamespace(hf_ds_config=Settings(**config)),
     )
-
-
-def test_the_optimizer_is_offloaded_where_deepspeed_has_zero() -> None:
-    made = arguments(zero_optimization={"stage": 3, "offload_optimizer": {"device": "none"}})
-    offload_optimizer(made)
-    settings = made.deepspeed_plugin.hf_ds_config
-    assert settings.config["zero_optimization"] == {"stage": 3, "offload_optimizer": OFFLOAD}
-    assert (made.deepspeed_plugin.offload_optimizer_device, settings.read) == ("cpu", 1)
-    without = arguments(train_batch_size="auto")
-    offload_optimizer(without)
-    assert without.deepspeed_plugin.hf_ds_config.config == {"train_batch_size": "auto"}
-    offload_optimizer(SimpleNamespace(deepspeed_plugin=None))
 
 
 def test_sizes_that_transformers_has_filled_in_follow_the_plan() -> None:
@@ -82,14 +56,3 @@ def test_a_file_that_is_not_json_fixes_nothing(tmp_path: Path) -> None:
     path.write_text("{")
     assert [*explicit_sizes(SimpleNamespace(deepspeed=str(path)))] == []
     assert [*explicit_sizes(SimpleNamespace(deepspeed="not base64"))] == []
-
-
-def test_the_optimizer_of_the_run_stays_unless_deepspeed_builds_it() -> None:
-    """accelerate replaces it by DeepSpeed's own if this is not set, and that one cannot load the run's
-    state.
-    """
-    own, built = {**ZERO}, {**ZERO, "optimizer": {"type": "AdamW"}}
-    for one in (own, built):
-        keep_optimizer(SimpleNamespace(deepspeed_config=one))
-    assert own["zero_force_ds_cpu_optimizer"] is False
-    assert "zero_force_ds_cpu_optimizer" not in built

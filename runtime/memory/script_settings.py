@@ -1,14 +1,14 @@
-"""A configuration's own settings under a memory plan, and why its micro-batch must not be divided.
+"""What a script has set of a trainer's configuration, whatever it was built with, and why its micro-batch
+must not be divided.
 
-`settings_of` and `why_not_divided` judge loss and batch from a configuration alone: `configuration.py` has
-no trainer yet. A script with several stages has one plan: the stage that ran out of memory may be split,
+`settings_of` and `why_not_divided` judge loss and batch from a configuration alone, where a trainer is about
+to be built. A script with several stages has one plan: the stage that ran out of memory may be split,
 while the loss of another may not allow it.
 
 `OriginalSettings` keeps what the script had set when a trainer was built, as an attribute of its
 configuration in plain values, because transformers pickles that into each checkpoint, which must load
 without grpo-run. Everything that must see a trainer as its script has built it reads it, such as the
-recognition of `train()` calls. `warn_of_no_effect` warns that a plan does nothing without a Trainer; it is
-called at a script's own first optimizer step and when a hand-written loop begins.
+recognition of `train()` calls.
 """
 
 from __future__ import annotations
@@ -17,9 +17,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from grpo_run.runtime.memory import deepspeed
 from grpo_run.runtime.memory.facts import MemoryFacts, TrainerKind, split_refusals
-from grpo_run.runtime.rank.memory_plan import deepspeed
-from grpo_run.runtime.rank.session import Session
 
 CONFIGURATIONS: Mapping[tuple[str, str], TrainerKind] = {
     ("trl.trainer.grpo_config", "GRPOConfig"): "grpo",
@@ -190,13 +189,3 @@ def original_settings(configuration: Any) -> dict[str, Any]:
         if hasattr(configuration, name):
             settings[name] = record.gradient_checkpointing
     return {**settings, **record.others}
-
-
-def warn_of_no_effect(session: Session) -> None:
-    """Warn, unless the plan is empty or of a kind that the allocator alone applies."""
-    plan = session.settings.memory_plan.model_copy(update={"expandable_segments": False})
-    if plan.changed:
-        session.warn(
-            f"the memory plan {plan.text} has no effect on training of the script's own: it changes the"
-            " configuration of a Trainer"
-        )

@@ -1,4 +1,4 @@
-"""The fallback steps: the next change of the memory plan after a rank ran out of memory in a phase."""
+"""The next change of the memory plan after a rank ran out of memory in a phase."""
 
 from __future__ import annotations
 
@@ -7,15 +7,10 @@ from typing import Any
 import pytest
 from support.memory_cases import COLOCATED, GRPO, SFT, facts
 
+from grpo_run.runtime.features.memory_plan._decision import PlanChange, next_change
+from grpo_run.runtime.features.memory_plan._remedies import Situation
 from grpo_run.runtime.memory.facts import MemoryFacts
 from grpo_run.runtime.memory.plan import MemoryPlan
-from grpo_run.runtime.supervisor.memory.fallback_steps import (
-    Exhausted,
-    FallbackStep,
-    PlanChange,
-    Situation,
-    next_change,
-)
 from grpo_run.watchdog.causes import Cause
 from grpo_run.watchdog.memory.error_patterns import ErrorSource
 from grpo_run.watchdog.memory.shortage import Figures, MemoryPhase, Shortage
@@ -32,12 +27,13 @@ def apply_step(
     figures: Figures | None = None,
     source: ErrorSource = ErrorSource.allocator,
     **more: Any,
-) -> PlanChange | Exhausted:
+) -> PlanChange | str:
     shortage = Shortage(
         cause=Cause.gpu_oom, source=source, phase=phase, text="out of memory", figures=figures or Figures()
     )
-    situation = Situation(shortage=shortage, facts=given, start="", budget=3, **more)
-    return next_change(situation, plan or MemoryPlan())
+    return next_change(
+        Situation(shortage=shortage, facts=given, plan=plan or MemoryPlan(), start="", budget=3, **more)
+    )
 
 
 def change_of(*arguments: Any, **more: Any) -> PlanChange:
@@ -83,30 +79,21 @@ def test_a_micro_batch_is_halved_until_it_is_one_sample_and_then_the_next_step_f
 )
 def test_a_micro_batch_that_cannot_be_halved_leaves_it_to_the_next_step(rows: int, said: str | None) -> None:
     change = change_of(MemoryPhase.backward, facts(per_device_train_batch_size=rows))
-    assert change.fallback_step is (
-        FallbackStep.micro_batch if said is None else FallbackStep.gradient_checkpointing
-    )
-    assert [said in skipped.why for skipped in change.skipped if said] == ([True] if said else [])
-
-
-def test_a_size_of_six_is_halved_once() -> None:
-    change = change_of(
-        MemoryPhase.backward, facts(per_device_train_batch_size=6), MemoryPlan(micro_batch_divisor=2)
-    )
-    assert change.fallback_step is FallbackStep.gradient_checkpointing
+    assert change.remedy.name == ("micro_batch" if said is None else "gradient_checkpointing")
+    assert [said in why for why in change.skipped.values() if said] == ([True] if said else [])
 
 
 def test_gradient_checkpointing_is_not_taken_for_scoring_which_keeps_no_activations() -> None:
     change = change_of(MemoryPhase.score, facts(per_device_train_batch_size=1))
-    assert change.fallback_step is FallbackStep.expandable_segments
+    assert change.remedy.name == "expandable_segments"
 
 
 def test_a_refused_split_is_named_and_the_next_step_is_taken() -> None:
     """Why a split is refused is tested with `split_refusals`."""
     change = change_of(MemoryPhase.backward, facts(loss_type="bnpo"))
-    assert change.fallback_step is FallbackStep.gradient_checkpointing
+    assert change.remedy.name == "gradient_checkpointing"
     assert change.plan.micro_batch_divisor == 1
-    assert "bnpo" in change.skipped[0].text
+    assert "bnpo" in change.skipped["micro_batch"]
 
 
 def test_checkpointing_that_the_script_sets_later_is_left_to_it() -> None:
@@ -114,7 +101,7 @@ def test_checkpointing_that_the_script_sets_later_is_left_to_it() -> None:
     change = change_of(
         MemoryPhase.backward, facts(explicit_sizes=("an assignment",), checkpointing_set_later=True)
     )
-    assert change.fallback_step is FallbackStep.expandable_segments
+    assert change.remedy.name == "expandable_segments"
 
 
 def test_generation_is_split_into_parts_and_other_samples_are_said() -> None:
@@ -165,9 +152,9 @@ def test_a_share_of_vllm_never_goes_up_after_it_went_down_or_down_after_it_went_
     raised = apply_step(
         MemoryPhase.generate, facts(**COLOCATED), MemoryPlan(vllm_gpu_memory_utilization=0.45)
     )
-    assert isinstance(lowered, Exhausted)
+    assert isinstance(lowered, str)
     assert isinstance(raised, PlanChange)
-    assert raised.fallback_step is FallbackStep.expandable_segments
+    assert raised.remedy.name == "expandable_segments"
 
 
 def test_expandable_segments_come_first_for_fragmented_memory() -> None:
@@ -182,11 +169,11 @@ def test_expandable_segments_are_left_out_while_vllm_sleeps_or_where_the_user_de
     given: MemoryFacts, own: bool
 ) -> None:
     change = change_of(MemoryPhase.backward, given, figures=FRAGMENTED, own_allocator_setting=own)
-    assert change.fallback_step is FallbackStep.micro_batch
+    assert change.remedy.name == "micro_batch"
 
 
 def test_expandable_segments_are_left_out_if_nothing_is_reserved_in_vain() -> None:
-    assert isinstance(apply_step(MemoryPhase.optimizer, figures=FULL), Exhausted)
+    assert isinstance(apply_step(MemoryPhase.optimizer, figures=FULL), str)
 
 
 def test_completions_are_shortened_only_if_the_user_allows_it_and_after_everything_else() -> None:
@@ -200,16 +187,16 @@ def test_completions_are_shortened_only_if_the_user_allows_it_and_after_everythi
 def test_without_a_fallback_step_left_changes_of_the_experiment_are_proposed() -> None:
     plan = MemoryPlan(generation_sub_batches=8, expandable_segments=True)
     end = apply_step(MemoryPhase.generate, GRPO, plan)
-    assert isinstance(end, Exhausted)
-    assert [proposal.split(" (")[0] for proposal in end.proposals] == ["shorter completions"]
-    assert all(skipped.why for skipped in end.skipped)
+    assert isinstance(end, str)
+    assert "would change the experiment: shorter completions (" in end
+    assert "generation sub batches: a part is one row already" in end
 
 
 @pytest.mark.parametrize("phase", [MemoryPhase.optimizer, MemoryPhase.reward, MemoryPhase.save])
 def test_nothing_is_proposed_that_does_not_lower_the_peak_of_the_phase(phase: MemoryPhase) -> None:
     end = apply_step(phase, GRPO, MemoryPlan(expandable_segments=True), allow_degrade=True)
-    assert isinstance(end, Exhausted)
-    assert end.proposals == ()
+    assert isinstance(end, str)
+    assert "would change the experiment" not in end
 
 
 @pytest.mark.parametrize("asleep", [True, False], ids=["script", "plan"])
@@ -217,8 +204,8 @@ def test_a_smaller_share_is_left_out_where_vllm_sleeps_and_holds_nothing(asleep:
     """While it generates it has its share, and gives a part of it up."""
     given, plan = facts(**COLOCATED, vllm_sleep=asleep), MemoryPlan(vllm_sleep=not asleep)
     end = apply_step(MemoryPhase.optimizer, given, plan)
-    assert isinstance(end, Exhausted)
-    assert any("has given its memory back" in skipped.why for skipped in end.skipped)
+    assert isinstance(end, str)
+    assert "has given its memory back" in end
     generation = change_of(MemoryPhase.generate, facts(given, generation_batch_size=2), plan)
     assert generation.plan.vllm_gpu_memory_utilization == 0.2
 

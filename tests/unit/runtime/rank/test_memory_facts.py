@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 from support.tiny_trainers import tiny, tiny_trainer
 
+from grpo_run.runtime.features.memory_plan._configuration import apply
 from grpo_run.runtime.memory.facts import MemoryFacts, split_refusals
 from grpo_run.runtime.memory.files import read_facts
 from grpo_run.runtime.memory.plan import MemoryPlan
-from grpo_run.runtime.rank.memory_plan.configuration import apply
-from grpo_run.runtime.rank.memory_plan.facts import TRAINERS, collect_facts, publish_facts
-from grpo_run.runtime.rank.memory_plan.settings import OriginalSettings, kind_of
+from grpo_run.runtime.memory.script_settings import OriginalSettings, kind_of
+from grpo_run.runtime.rank.memory_facts import TRAINERS, collect_facts, publish_facts
 from grpo_run.runtime.upstream import features
 
 

@@ -17,9 +17,9 @@ import transformers
 import trl
 
 from grpo_run.runtime.errors import ConfigError
+from grpo_run.runtime.features.memory_plan import _configuration as configuration
 from grpo_run.runtime.memory.plan import MemoryPlan
-from grpo_run.runtime.rank.memory_plan import configuration
-from grpo_run.runtime.rank.memory_plan.settings import original_settings, record_of
+from grpo_run.runtime.memory.script_settings import original_settings, record_of
 from grpo_run.runtime.rank.resuming.identification import settings_digest
 
 HALVED = MemoryPlan(micro_batch_divisor=2)
@@ -108,8 +108,7 @@ def test_a_loss_that_a_split_would_change_is_not_split_also_where_another_stage_
     trainer = trainer_class(plan)(args=make(kind, **settings))
     assert sizes(trainer.args)[:2] == (8, 3)
     assert trainer.args.activation_checkpointing
-    warning = configuration.check(trainer, plan)
-    assert warning is not None
+    (warning,) = configuration.check(trainer, plan)
     assert words in warning
 
 
@@ -153,7 +152,7 @@ def test_a_trainer_that_makes_a_configuration_of_its_own_keeps_the_plan(make: Ma
     trainer = SFTTrainer(make(transformers.TrainingArguments))
     assert sizes(trainer.args)[:2] == (4, 6)
     assert record_of(trainer.args).per_device_train_batch_size == 8
-    assert configuration.check(trainer, HALVED) is None
+    assert [*configuration.check(trainer, HALVED)] == []
 
 
 def test_a_subclass_that_builds_the_configuration_itself_is_planned_inside(make: Make) -> None:
@@ -206,8 +205,8 @@ def test_a_call_is_the_same_call_with_another_plan(make: Make) -> None:
 
 def test_a_plan_that_took_effect_passes_the_check(make: Make) -> None:
     plan = MemoryPlan(micro_batch_divisor=2, gradient_checkpointing=True)
-    assert configuration.check(trainer_class(plan)(args=make()), plan) is None
-    assert configuration.check(SimpleNamespace(args=SimpleNamespace()), plan) is None
+    assert [*configuration.check(trainer_class(plan)(args=make()), plan)] == []
+    assert [*configuration.check(SimpleNamespace(args=SimpleNamespace()), plan)] == []
 
 
 def test_a_setting_that_the_script_sets_again_is_found(make: Make) -> None:
@@ -216,12 +215,12 @@ def test_a_setting_that_the_script_sets_again_is_found(make: Make) -> None:
     trainer = trainer_class(plan)(args=make())
     trainer.args.per_device_train_batch_size = 8
     with pytest.raises(ConfigError, match="has per_device_train_batch_size=8"):
-        configuration.check(trainer, plan)
+        list(configuration.check(trainer, plan))
     given = make()
     trainer = trainer_class(plan)(args=given)
     given.activation_checkpointing = False
     with pytest.raises(ConfigError, match="gradient checkpointing turned off"):
-        configuration.check(trainer, plan)
+        list(configuration.check(trainer, plan))
 
 
 def test_what_else_the_script_sets_later_reaches_the_trainer(make: Make) -> None:
@@ -230,7 +229,7 @@ def test_what_else_the_script_sets_later_reaches_the_trainer(make: Make) -> None
     trainer = trainer_class(HALVED)(args=given)
     given.learning_rate = 0.5
     trainer.args.max_steps = 7
-    assert configuration.check(trainer, HALVED) is None
+    assert [*configuration.check(trainer, HALVED)] == []
     assert (trainer.args.learning_rate, trainer.args.max_steps) == (0.5, 7)
     assert sizes(trainer.args)[:2] == (4, 6)
 
@@ -239,7 +238,7 @@ def test_a_configuration_that_the_trainer_was_not_built_with_is_found(make: Make
     trainer = trainer_class(HALVED)()
     trainer.args = make()
     with pytest.raises(ConfigError, match="not built with"):
-        configuration.check(trainer, HALVED)
+        list(configuration.check(trainer, HALVED))
 
 
 def test_a_batch_that_the_divisor_does_not_divide_is_divided_as_far_as_it_goes(make: Make) -> None:
@@ -248,8 +247,7 @@ def test_a_batch_that_the_divisor_does_not_divide_is_divided_as_far_as_it_goes(m
     for batch, divided in ((6, (3, 6)), (1, (1, 3))):
         trainer = trainer_class(plan)(args=make(trl.SFTConfig, per_device_train_batch_size=batch))
         assert sizes(trainer.args)[:2] == divided
-        warning = configuration.check(trainer, plan)
-        assert warning is not None
+        (warning,) = configuration.check(trainer, plan)
         assert f"per_device_train_batch_size={batch}" in warning
 
 
@@ -259,3 +257,49 @@ def test_what_is_changed_is_reported_and_without_a_plan_nothing_is_copied(make: 
     given = make()
     assert trainer_class(MemoryPlan(), lambda made, record: reported.append(1))(args=given).args is given
     assert reported == [2]
+
+
+class DeepSpeedSettings:
+    """Stands for accelerate's `HfDeepSpeedConfig`."""
+
+    def __init__(self, **config: Any) -> None:
+        self.config, self.read = config, 0
+
+    def set_stage_and_offload(self) -> None:
+        self.read += 1
+
+
+OFFLOADED = MemoryPlan(optimizer_offload=True)
+
+
+def offload(make: Make, **config: Any) -> Any:
+    """Return DeepSpeed's plugin of a trainer that is built with its optimizer offloaded."""
+    given = make(trl.SFTConfig)
+    given.deepspeed_plugin = SimpleNamespace(
+        hf_ds_config=DeepSpeedSettings(**config), deepspeed_config=config, offload_optimizer_device=None
+    )
+    trainer = trainer_class(OFFLOADED)(args=given)
+    trainer.accelerator = SimpleNamespace(state=trainer.args)
+    assert [*configuration.check(trainer, OFFLOADED)] == []
+    return trainer.args.deepspeed_plugin
+
+
+def test_the_optimizer_is_offloaded_where_deepspeed_has_zero(make: Make) -> None:
+    plugin = offload(make, zero_optimization={"stage": 3, "offload_optimizer": {"device": "none"}})
+    settings = plugin.hf_ds_config
+    assert settings.config["zero_optimization"] == {
+        "stage": 3, "offload_optimizer": {"device": "cpu", "pin_memory": True},
+    }  # fmt: skip
+    assert (plugin.offload_optimizer_device, settings.read) == ("cpu", 1)
+    without = offload(make, train_batch_size="auto").hf_ds_config
+    assert (without.read, without.config["train_batch_size"]) == (0, "auto")
+
+
+def test_the_optimizer_of_the_run_stays_unless_deepspeed_builds_it(make: Make) -> None:
+    """accelerate replaces it by DeepSpeed's own if this is not set, and that one cannot load the run's
+    state.
+    """
+    zero = {"zero_optimization": {"stage": 3}}
+    assert offload(make, **zero).deepspeed_config["zero_force_ds_cpu_optimizer"] is False
+    built = offload(make, **zero, optimizer={"type": "AdamW"}).deepspeed_config
+    assert "zero_force_ds_cpu_optimizer" not in built

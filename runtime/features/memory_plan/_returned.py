@@ -2,7 +2,7 @@
 
 A process that was killed gives its memory back a moment later, and one that nobody knew of keeps it: the next
 attempt would then run out of memory for another's sake, and the plan would be changed for nothing. Called by
-the supervisor. Ends no process.
+`supervisor.py`. Ends no process.
 """
 
 from __future__ import annotations
