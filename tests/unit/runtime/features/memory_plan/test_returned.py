@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from grpo_run.runtime.features.memory_plan import _returned as returned
 from grpo_run.runtime.features.memory_plan._returned import ReturnedMemory, visible_gpus
-from grpo_run.runtime.supervisor.memory import returned
 
 GIB = 1 << 30
 

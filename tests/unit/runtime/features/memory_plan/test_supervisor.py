@@ -80,7 +80,10 @@ class Supervised:
         self, verdict: Verdict, *, nodes: bool = False, memory: Mapping[int, RankMemory] | None = None
     ) -> str | None:
         """Handle a fault as `faults.py` does; return the action, None if it is not that of the feature."""
-        self.reporter.write(event("incident", cause=str(verdict.cause), step=3, train_call=1))
+        shortage = verdict.shortage.as_json() if verdict.shortage is not None else None
+        self.reporter.write(
+            event("incident", cause=str(verdict.cause), step=3, train_call=1, shortage=shortage)
+        )
         fault = Fault(
             verdict=verdict, failed_ranks=(1,), files=AttemptFiles(self.run, 0), on_several_nodes=nodes,
             read_memory=lambda: memory or {},
