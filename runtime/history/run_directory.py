@@ -14,7 +14,6 @@
       incidents/0001-signal/  verdict.json and evidence
       checkpoint_backups/     links to checkpoints, while the script starts
       memory_facts.json       what decides how the last `train()` call could use less memory
-      memory_trace/           snapshots of the CUDA allocator, with `--memory-trace`
       completions/rank0.jsonl  the last completions of a rank, with `--log-completions`
 
 The supervisor owns the directory and holds the lock; commands that display a run only read. Checkpoints are
@@ -267,7 +266,7 @@ OWN_NAMES = (
     "trace.json.gz",
     files.FILE_NAME,
     "plan_traces",
-    "memory_forecast",  # of earlier releases, whose runs are continued
+    "memory_forecast",  # of earlier releases, whose runs are continued, as is the next
     "memory_trace",
 )
 """What grpo-run writes into a run directory. `--run-dir` may name a directory with files of the user."""

@@ -83,12 +83,6 @@ def main(features: Sequence[RankFeature] = (), entry: str = f"{__name__}:main") 
     _exit(session, code, completed)
 
 
-def _script_returned(session: Session, features: Sequence[RankFeature]) -> None:
-    session.script_returned()
-    for feature in features:
-        feature.script_ends()
-
-
 def _run(
     settings: RankSettings,
     session: Session,
@@ -113,11 +107,11 @@ def _run(
             _run_script(settings, inherited)
         except BaseException as error:
             if isinstance(error, SystemExit) and not error.code:
-                _script_returned(session, features)
+                session.script_returned()
             else:
                 session.script_raised()
             raise
-        _script_returned(session, features)
+        session.script_returned()
     except Stopped:
         return EXIT_STOPPED, True
     except SystemExit as error:

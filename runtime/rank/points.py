@@ -1,10 +1,9 @@
 """The points at which features take part in a rank.
 
 In this order: `script_begins` before the script's first line, called by `hooks/attach.py`; for each trainer
-`check_trainer`, and `rollouts` once before training; `call` for each call, once before training;
-`script_ends` after the script's last line. What `rollouts` adds is called around every rollout by
-`hooks/_rollout_hooks.py`, which has the order of all calls, and what `call` adds at each step by
-`step/events.py`. Plain data, and methods that do nothing.
+`check_trainer`, and `rollouts` once before training; `call` for each call, once before training. What
+`rollouts` adds is called around every rollout by `hooks/_rollout_hooks.py`, which has the order of all calls,
+and what `call` adds at each step by `step/events.py`. Plain data, and methods that do nothing.
 """
 
 from __future__ import annotations
@@ -95,6 +94,3 @@ class RankFeature:
 
     def call(self, session: Session, points: CallPoints) -> None:
         """Add to a call that is about to train; its state is not loaded yet."""
-
-    def script_ends(self) -> None:
-        """The script has run its last line."""

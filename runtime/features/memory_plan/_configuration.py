@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from grpo_run.runtime.errors import ConfigError
-from grpo_run.runtime.features.memory_plan._remedies import NO_EFFECT, differing
+from grpo_run.runtime.features.memory_plan._remedies import NO_EFFECT, Build, differing
 from grpo_run.runtime.memory.plan import MemoryPlan
 from grpo_run.runtime.memory.script_settings import (
     ATTRIBUTE,
@@ -107,10 +107,10 @@ def apply(source: Any, plan: MemoryPlan) -> tuple[Any, OriginalSettings]:
     )
     if not plan.changed:
         return source, record
-    made = copy.copy(source)
+    build = Build(plan=plan, source=source, made=copy.copy(source), record=record)
     for remedy in differing(MemoryPlan(), plan):
-        record = remedy.apply(plan, source, made, record)
-    return made, record
+        remedy.apply(build)
+    return build.made, build.record
 
 
 def check(trainer: Any, plan: MemoryPlan) -> Iterator[str]:

@@ -93,6 +93,23 @@ class Situation:
         return self.phase in ROW_PHASES
 
 
+@dataclass(kw_only=True)
+class Build:
+    """A configuration that a trainer is built with.
+
+    Attributes:
+        plan: to apply.
+        source: the script's configuration, complete.
+        made: its copy, which is changed.
+        record: what the script has set.
+    """
+
+    plan: MemoryPlan
+    source: Any
+    made: Any
+    record: OriginalSettings
+
+
 class Refused(str):
     """Why a change does not apply, as a clause."""
 
@@ -142,15 +159,8 @@ class Remedy:
         """
         return {}
 
-    def apply(self, plan: MemoryPlan, source: Any, made: Any, record: OriginalSettings) -> OriginalSettings:
-        """Change the configuration that a trainer is built with; return the record of what the script set.
-
-        Args:
-            source: the script's configuration, complete.
-            made: its copy, which is changed.
-            record: so far.
-        """
-        return record
+    def apply(self, build: Build) -> None:
+        """Change the configuration that a trainer is built with."""
 
     def check(self, plan: MemoryPlan, trainer: Any, record: OriginalSettings) -> str | None:
         """Check at `train()` that the change is still in effect; return a warning if it is in part.
@@ -203,17 +213,17 @@ class MicroBatch(Remedy):
         """Random numbers and the ends of epochs."""
         return split_differences(facts)
 
-    def apply(self, plan: MemoryPlan, source: Any, made: Any, record: OriginalSettings) -> OriginalSettings:
+    def apply(self, build: Build) -> None:
         """Divide as far as the divisor divides this configuration's size, if its update allows it."""
-        refusal = why_not_divided(source)
-        divisor = 1 if refusal else math.gcd(source.per_device_train_batch_size, plan.micro_batch_divisor)
-        record = replace(record, divided_by=divisor, not_divided=refusal)
-        made.per_device_train_batch_size, made.gradient_accumulation_steps = record.divided
-        if isinstance(steps := getattr(source, "steps_per_generation", None), int):
+        made, refusal = build.made, why_not_divided(build.source)
+        rows = build.source.per_device_train_batch_size
+        divisor = 1 if refusal else math.gcd(rows, build.plan.micro_batch_divisor)
+        build.record = replace(build.record, divided_by=divisor, not_divided=refusal)
+        made.per_device_train_batch_size, made.gradient_accumulation_steps = build.record.divided
+        if isinstance(steps := getattr(build.source, "steps_per_generation", None), int):
             made.steps_per_generation = steps * divisor
         if divisor > 1:
             follow_sizes(made)
-        return record
 
     def check(self, plan: MemoryPlan, trainer: Any, record: OriginalSettings) -> str | None:
         """Compare the sizes."""
@@ -303,13 +313,11 @@ class GradientCheckpointing(Remedy):
             return Refused("the model does not support gradient checkpointing")
         return True
 
-    def apply(self, plan: MemoryPlan, source: Any, made: Any, record: OriginalSettings) -> OriginalSettings:
+    def apply(self, build: Build) -> None:
         """Set it by both names."""
-        if not self._by_fsdp(source):
-            for name in CHECKPOINTING:
-                if hasattr(made, name):
-                    setattr(made, name, True)
-        return record
+        for name in () if self._by_fsdp(build.source) else CHECKPOINTING:
+            if hasattr(build.made, name):
+                setattr(build.made, name, True)
 
     def check(self, plan: MemoryPlan, trainer: Any, record: OriginalSettings) -> str | None:
         """Look whether it is on."""
@@ -344,15 +352,14 @@ class OptimizerOffload(Remedy):
             return Refused("the optimizer's state can be moved to host memory only with DeepSpeed's ZeRO")
         return True
 
-    def apply(self, plan: MemoryPlan, source: Any, made: Any, record: OriginalSettings) -> OriginalSettings:
+    def apply(self, build: Build) -> None:
         """Change DeepSpeed's configuration, before an accelerator is made of it; nothing without ZeRO."""
-        plugin = getattr(made, "deepspeed_plugin", None)
+        plugin = getattr(build.made, "deepspeed_plugin", None)
         zero = None if plugin is None else plugin.hf_ds_config.config.get("zero_optimization")
         if plugin is not None and isinstance(zero, dict):
             zero["offload_optimizer"] = {"device": "cpu", "pin_memory": True}
             plugin.offload_optimizer_device = "cpu"
             plugin.hf_ds_config.set_stage_and_offload()
-        return record
 
     def check(self, plan: MemoryPlan, trainer: Any, record: OriginalSettings) -> str | None:
         """Let the optimizer be the one that the run began with, unless DeepSpeed's configuration builds it.
@@ -375,12 +382,12 @@ class _VllmSetting(Remedy):
 
     setting: ClassVar[str]
 
-    def apply(self, plan: MemoryPlan, source: Any, made: Any, record: OriginalSettings) -> OriginalSettings:
+    def apply(self, build: Build) -> None:
         """Set it, where the configuration has it."""
-        if not hasattr(source, self.setting):
-            return record
-        setattr(made, self.setting, getattr(plan, self.field))
-        return replace(record, others={**record.others, self.setting: getattr(source, self.setting)})
+        if hasattr(build.source, self.setting):
+            others = {**build.record.others, self.setting: getattr(build.source, self.setting)}
+            build.record = replace(build.record, others=others)
+            setattr(build.made, self.setting, getattr(build.plan, self.field))
 
 
 class VllmSleep(_VllmSetting):

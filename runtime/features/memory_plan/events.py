@@ -15,6 +15,9 @@ from grpo_run.runtime.event import Event
 from grpo_run.runtime.history.history import HistoryPart
 from grpo_run.runtime.memory.plan import MemoryPlan
 
+NAME = "memory_plan"
+"""Under which the plan is in `RankSettings.features`."""
+
 
 class PlanChanged(Event, kw_only=True):
     """The next attempt needs less memory.
@@ -62,28 +65,20 @@ class PlanRecord(HistoryPart):
     Attributes:
         plan: in effect from the next attempt on.
         given: the plan that the user has given last (`--memory-plan`), from which the changes go on.
-        changes: how often it has changed.
-        inexact: why the run's updates are not those of the script's own settings, oldest first.
     """
 
     EVENTS: ClassVar[tuple[type[Event], ...]] = (PlanChanged, MemoryPlanGiven)
 
     plan: MemoryPlan = field(default_factory=MemoryPlan)
     given: MemoryPlan = field(default_factory=MemoryPlan)
-    changes: int = 0
-    inexact: list[str] = field(default_factory=list)
 
     def apply(self, event: PlanChanged | MemoryPlanGiven) -> None:
         """Take over a plan that was changed, or that of the user, who knows better than what was found so
         far.
         """
-        plan = MemoryPlan.model_validate(event.plan)
-        self.plan = plan
+        self.plan = MemoryPlan.model_validate(event.plan)
         if isinstance(event, MemoryPlanGiven):
-            self.given = plan
-            return
-        self.changes += 1
-        self.inexact += [reason for reason in event.inexact if reason not in self.inexact]
+            self.given = self.plan
 
     def facts(self) -> dict[str, str]:
         """Return what is changed."""

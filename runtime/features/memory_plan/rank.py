@@ -7,8 +7,7 @@ from typing import Any
 import wrapt
 
 from grpo_run.runtime.features.memory_plan import _configuration as configuration
-from grpo_run.runtime.features.memory_plan.events import MemoryPlanApplied
-from grpo_run.runtime.features.memory_plan.settings import NAME, RankPlan
+from grpo_run.runtime.features.memory_plan.events import NAME, MemoryPlanApplied
 from grpo_run.runtime.memory.plan import MemoryPlan
 from grpo_run.runtime.memory.script_settings import OriginalSettings
 from grpo_run.runtime.rank.points import RankFeature, RolloutPoints
@@ -23,7 +22,7 @@ class MemoryPlanPart(RankFeature):
 
     def script_begins(self, session: Session) -> None:
         """Apply the plan to every trainer that the script builds, and let calls of generation be divided."""
-        plan = self._plan = RankPlan.model_validate(session.settings.features.get(NAME) or {}).plan
+        plan = self._plan = MemoryPlan.model_validate(session.settings.features.get(NAME) or {})
 
         def report(made: Any, record: OriginalSettings) -> None:
             if session.is_main:

@@ -21,8 +21,7 @@ from grpo_run.runtime.features.memory_plan._decision import (
 )
 from grpo_run.runtime.features.memory_plan._remedies import SEGMENTS, Situation, differing
 from grpo_run.runtime.features.memory_plan._returned import ReturnedMemory, visible_gpus
-from grpo_run.runtime.features.memory_plan.events import MemoryPlanGiven, PlanChanged, PlanRecord
-from grpo_run.runtime.features.memory_plan.settings import NAME, RankPlan
+from grpo_run.runtime.features.memory_plan.events import NAME, MemoryPlanGiven, PlanChanged, PlanRecord
 from grpo_run.runtime.history.attempt_files import AttemptFiles
 from grpo_run.runtime.history.history import History
 from grpo_run.runtime.history.reporter import Reporter
@@ -90,7 +89,7 @@ class RunMemory(SupervisorFeature):
 
     def rank_settings(self, rank: int, files: AttemptFiles) -> dict[str, Any] | None:
         """Return the plan."""
-        return RankPlan(plan=self._record.plan).model_dump(exclude_defaults=True)
+        return self._record.plan.model_dump(exclude_defaults=True)
 
     def rank_environment(self, environment: Mapping[str, str]) -> dict[str, str]:
         """Return the variables of the plan."""

@@ -1,5 +1,4 @@
-"""What memory traces have found, and the snapshots of the CUDA allocator: the events, and what is replayed
-from them.
+"""What memory traces have found: the event, and what is replayed from it.
 
 A rank writes `memory_finding` for each finding of an attempt. The same finding of other ranks and attempts is
 one here: it has the same kind, holder and line. Pure.
@@ -14,10 +13,8 @@ import msgspec
 
 from grpo_run.runtime.event import Event, as_record
 from grpo_run.runtime.history.history import HistoryPart
-from grpo_run.watchdog.text import rank_names, size_text
+from grpo_run.watchdog.text import rank_names
 
-VIEWER = "https://docs.pytorch.org/memory_viz"
-"""Opens a snapshot; PyTorch's documentation of memory snapshots names it."""
 NOTICE = "growing"
 """The kind of a finding that is no alarm: something grows, and it cannot be told whether that ends."""
 MOST_FINDINGS = 200
@@ -70,20 +67,6 @@ class MemoryFound(Event, kw_only=True, tag="memory_finding"):
     sentence: str
 
 
-class AllocatorSnapshotSaved(Event, kw_only=True, tag="memory_snapshot"):
-    """A rank has saved the history of its allocator. `path` is relative to the run directory."""
-
-    path: str
-    reason: str
-    bytes: int
-    entries: int = 0
-
-    @property
-    def text(self) -> str:
-        """The file, and what it shows."""
-        return f"{self.path} ({self.reason}, step {self.step or 0}, {size_text(self.bytes)})"
-
-
 _NOT_SHOWN = {"event", "world_size", "key", "subject", *Event.__struct_fields__}
 """Fields of an event that say nothing of what is kept."""
 
@@ -117,41 +100,26 @@ class MemoryFinding:
 
 @dataclass(kw_only=True)
 class MemoryFindings(HistoryPart):
-    """The findings of a run, and the newest snapshots of its ranks by path."""
+    """The findings of a run, by key."""
 
-    EVENTS: ClassVar[tuple[type[Event], ...]] = (MemoryFound, AllocatorSnapshotSaved)
+    EVENTS: ClassVar[tuple[type[Event], ...]] = (MemoryFound,)
 
     found: dict[str, MemoryFinding] = field(default_factory=dict)
-    snapshots: dict[str, AllocatorSnapshotSaved] = field(default_factory=dict)
 
-    def apply(self, event: MemoryFound | AllocatorSnapshotSaved) -> None:
-        """A rank has found something, or has saved a snapshot of its allocator."""
-        if isinstance(event, AllocatorSnapshotSaved):
-            self.snapshots[event.path] = event
-        elif event.key in self.found or len(self.found) < MOST_FINDINGS:
+    def apply(self, event: MemoryFound) -> None:
+        """A rank has found something."""
+        if event.key in self.found or len(self.found) < MOST_FINDINGS:
             found = self.found.setdefault(event.key, MemoryFinding(first=event))
             found.ranks.add(event.rank or 0)
             found.attempts.add(event.attempt or 0)
 
     def notes(self) -> list[str]:
-        """Return the findings as lines, and after them the snapshots."""
-        lines = [found.text for found in self.found.values()]
-        lines += [f"allocator history: {one.text}, opened by {VIEWER}" for one in self.snapshots.values()]
-        return [f"memory: {line}" for line in lines]
+        """Return the findings as lines."""
+        return [f"memory: {found.text}" for found in self.found.values()]
 
     def as_json(self) -> dict[str, Any]:
-        """Return both."""
-        snapshots = [
-            {"path": one.path, "rank": one.rank or 0, "step": one.step or 0, "reason": one.reason,
-             "bytes": one.bytes}
-            for one in self.snapshots.values()
-        ]  # fmt: skip
-        return {
-            "memory_trace": {
-                "findings": [found.as_json() for found in self.found.values()],
-                "snapshots": snapshots,
-            }
-        }
+        """Return the findings."""
+        return {"memory_trace": {"findings": [found.as_json() for found in self.found.values()]}}
 
 
 PART = MemoryFindings

@@ -13,14 +13,13 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import wrapt
 
-from grpo_run.runtime.features.memory_trace.events import NOTICE, MemoryFound
+from grpo_run.runtime.features.memory_trace.events import MemoryFound
 from grpo_run.runtime.rank.points import CallPoints, RankFeature
 from grpo_run.runtime.rank.session import Session
 from grpo_run.runtime.snapshots.headroom import memory_headroom
 from grpo_run.watchdog.observation import RankState
 
 if TYPE_CHECKING:
-    from grpo_run.runtime.features.memory_trace._allocator_history import AllocatorHistory
     from grpo_run.runtime.features.memory_trace._tracer import MemoryTrace
 
 
@@ -29,31 +28,16 @@ class MemoryTracePart(RankFeature):
 
     name = "memory_trace"
     _trace: MemoryTrace | None = None
-    _history: AllocatorHistory | None = None
 
     def script_begins(self, session: Session) -> None:
         """Begin to trace, under `--memory-trace`."""
         if not session.config.memory_trace:
             return
-        from grpo_run.runtime.features.memory_trace._allocator_history import AllocatorHistory
         from grpo_run.runtime.features.memory_trace._tracer import MemoryTrace
 
-        history = self._history = AllocatorHistory(
-            session.config.run_directory,
-            rank=session.rank,
-            step=lambda: session.slot.step or session.own_steps,
-            write=session.journal.write,
-            warn=session.warn_in_journal,
-        )
-
         def report(found: MemoryFound) -> None:
-            session.journal.write(
-                msgspec.structs.replace(
-                    found, rank=session.rank, step=session.slot.step, world_size=session.world_size
-                )
-            )
-            if found.kind != NOTICE:  # the only snapshot of a finding is for an alarm
-                history.found()
+            where = {"rank": session.rank, "step": session.slot.step, "world_size": session.world_size}
+            session.journal.write(msgspec.structs.replace(found, **where))
 
         trace = self._trace = MemoryTrace(
             report,
@@ -66,8 +50,7 @@ class MemoryTracePart(RankFeature):
             if session.own_steps and not training and not sys.modules["torch"].compiler.is_compiling():
                 trace.step_ended(session.own_steps)
 
-        os.register_at_fork(after_in_child=self._leave)
-        wrapt.register_post_import_hook(history.await_cuda, "torch.cuda")
+        os.register_at_fork(after_in_child=trace.end)
         wrapt.register_post_import_hook(
             lambda module: module.register_optimizer_step_post_hook(after_step), "torch.optim.optimizer"
         )
@@ -76,17 +59,6 @@ class MemoryTracePart(RankFeature):
         """Look at what is alive after each step."""
         if (trace := self._trace) is not None:
             points.votes_begin.append(lambda step: trace.step_ended(step, session.slot.target_steps))
-
-    def script_ends(self) -> None:
-        """Save the history of the allocator."""
-        if self._history is not None:
-            self._history.script_ended()
-
-    def _leave(self) -> None:
-        """In a process that was forked from the rank: trace no longer."""
-        if self._trace is not None and self._history is not None:
-            self._trace.end()
-            self._history.end()
 
 
 def _free_bytes(session: Session, device: str) -> int:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 
-from grpo_run.runtime.features.memory_trace.events import NOTICE, VIEWER, MemoryFindings
+from grpo_run.runtime.features.memory_trace.events import NOTICE, MemoryFindings
 from grpo_run.runtime.history.history import History
 from grpo_run.runtime.history.reporter import Reporter
 from grpo_run.runtime.history.run_directory import RunDirectory
@@ -33,7 +33,6 @@ class SaidFindings(SupervisorFeature):
         self._notify = reporter.notify
         self._said = {key: set(found.ranks) for key, found in self._findings.found.items()}
         """By key, the ranks that were named."""
-        self._snapshots = set(self._findings.snapshots)
 
     def poll(self) -> None:
         """Print what all ranks have found, or some of them a while ago."""
@@ -55,10 +54,6 @@ class SaidFindings(SupervisorFeature):
             else:
                 continue
             self._said[key] = set(found.ranks)
-        for path, one in self._findings.snapshots.items():
-            if path not in self._snapshots:
-                self._snapshots.add(path)
-                self._notify(f"memory: allocator history saved, {one.text}; open it with {VIEWER}")
 
 
 PART = SaidFindings

@@ -181,7 +181,7 @@ def test_a_plan_reaches_the_ranks(start: Start) -> None:
         "PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:128,expandable_segments:True",
         "PYTORCH_ALLOC_CONF": "expandable_segments:True",
     }
-    assert run.feature.rank_settings(0, AttemptFiles(run.run, 0)) == {"plan": plan}
+    assert run.feature.rank_settings(0, AttemptFiles(run.run, 0)) == plan
     text = "micro-batch=2,expandable-segments,max_completion_length=64"
     assert run.live.history.facts() == {"memory plan": text}
 

@@ -40,11 +40,6 @@ class Run:
         }  # fmt: skip
         self.live.write(event("memory_finding", rank=rank, **(known | fields)))
 
-    def saved(self, **fields: Any) -> None:
-        """A rank has saved a file for the viewer."""
-        known = {"step": 8, "path": "memory_trace/rank-1.pickle", "reason": "finding", "bytes": 2048}
-        self.live.write(event("memory_snapshot", rank=1, **(known | fields)))
-
     def said(self, *, final: bool = False) -> list[str]:
         """What is said now."""
         self._said.clear()
@@ -97,24 +92,6 @@ def test_a_finding_is_not_said_again_after_a_restart_of_ranks_or_supervisor(
     restarted = Run(make_config())
     restarted.found(attempt=3)
     assert restarted.said(final=True) == []
-
-
-def test_a_snapshot_is_said_once_with_what_opens_it(run: Run) -> None:
-    """The newest of a path counts."""
-    viewer = "https://docs.pytorch.org/memory_viz"
-    run.saved()
-    (line,) = run.said()
-    assert line == (
-        "memory: allocator history saved, memory_trace/rank-1.pickle (finding, step 8, 2.0 KiB); open it with"
-        f" {viewer}"
-    )
-    run.saved(reason="end of the script", step=20, bytes=4096)
-    assert run.said(final=True) == []
-    (line,) = run.live.history.notes()
-    assert line == (
-        "memory: allocator history: memory_trace/rank-1.pickle (end of the script, step 20, 4.0 KiB), opened"
-        f" by {viewer}"
-    )
 
 
 def test_what_merely_grows_is_listed_and_not_said(run: Run) -> None:
