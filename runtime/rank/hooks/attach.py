@@ -105,7 +105,7 @@ def wrap_train(module: Any, guard: AttemptState) -> None:
             )
         if guard.running:
             return run_inner_call(guard, self, original, resume_from_checkpoint, args, kwargs)
-        check_trainer(guard.session, self)
+        check_trainer(guard.session, self, guard.features)
         guard.running = type(self).__qualname__
         try:
             return run_train_call(guard, self, original, resume_from_checkpoint, args, kwargs)
@@ -142,11 +142,11 @@ def guard(trainer: Any) -> Any:
     """Check a trainer now instead of at its `train()` call; see `grpo_run.trainers.guard`."""
     session = current()
     if session is not None:
-        check_trainer(session, trainer)
+        check_trainer(session, trainer, guard_of(session).features)
     return trainer
 
 
-def check_trainer(session: Session, trainer: Any) -> None:
+def check_trainer(session: Session, trainer: Any, features: Sequence[RankFeature] = ()) -> None:
     """Check that the trainer can be guarded and that the run's settings reached it.
 
     Raises:
@@ -154,7 +154,7 @@ def check_trainer(session: Session, trainer: Any) -> None:
             or the trainer lacks a method that the guard wraps.
     """
     caps.check(trainer, session.config.generation)
-    for feature in guard_of(session).features:
+    for feature in features:
         feature.check_trainer(session, trainer)
     expected = session.config.expected_distributed_type
     if expected is not None:
