@@ -1,9 +1,9 @@
 """Types of metrics: what one is, its labels, and what it is read from.
 
 The table of the core is `dashboards/metrics/catalogue.py`; a feature has its own in its module `metrics`.
-Every label is a closed set, one value per local rank, or a bounded number of names, so no content of a journal or
-board can add series without limit. A value that cannot be observed is not exported. Performs no I/O and
-exports nothing.
+Every label is a closed set, one value per local rank, or a bounded number of names, so no content of a
+journal or board can add series without limit. A value that cannot be observed is not exported. Performs no
+I/O and exports nothing.
 """
 
 from __future__ import annotations

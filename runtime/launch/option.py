@@ -2,8 +2,8 @@
 
 A setting is a field of a frozen dataclass, made with `option`; its default is the field's. The command line
 (`cli.launching.options`), `run.json`, what ranks are told and the reference of options are all made of the
-fields. Settings of the core are in `config.py`, those of a feature in its module of settings. Parses no command
-line and decides nothing.
+fields. Settings of the core are in `config.py`, those of a feature in its module of settings. Parses no
+command line and decides nothing.
 """
 
 from __future__ import annotations
