@@ -99,7 +99,7 @@ def _explicit_sizes(arguments: Any) -> Iterator[str]:
         yield f"an assignment after {type(arguments).__name__} was built"
 
 
-ATTRIBUTE = "_grpo_run_memory_plan"
+ATTRIBUTE = "_grpo_run_script_settings"
 """Attribute of a configuration that a trainer was built with."""
 CHECKPOINTING = ("activation_checkpointing", "gradient_checkpointing")
 """Names of one setting, the one that counts first; transformers before 5.20 has the second only."""

@@ -7,8 +7,9 @@ from typing import Any
 import wrapt
 
 from grpo_run.runtime.features.memory_plan import _configuration as configuration
-from grpo_run.runtime.features.memory_plan.events import NAME, MemoryPlanApplied
-from grpo_run.runtime.memory.plan import MemoryPlan
+from grpo_run.runtime.features.memory_plan._plan import MemoryPlan
+from grpo_run.runtime.features.memory_plan.events import MemoryPlanApplied
+from grpo_run.runtime.features.memory_plan.settings import MemoryPlanSettings
 from grpo_run.runtime.memory.script_settings import OriginalSettings
 from grpo_run.runtime.rank.points import RankFeature, RolloutPoints
 from grpo_run.runtime.rank.session import Session
@@ -17,12 +18,12 @@ from grpo_run.runtime.rank.session import Session
 class MemoryPlanPart(RankFeature):
     """The memory plan of this rank."""
 
-    name = NAME
+    name = MemoryPlanSettings.NAME
     _plan = MemoryPlan()
 
     def script_begins(self, session: Session) -> None:
         """Apply the plan to every trainer that the script builds, and let calls of generation be divided."""
-        plan = self._plan = MemoryPlan.model_validate(session.settings.features.get(NAME) or {})
+        plan = self._plan = MemoryPlan.model_validate(session.settings.features.get(self.name) or {})
 
         def report(made: Any, record: OriginalSettings) -> None:
             if session.is_main:

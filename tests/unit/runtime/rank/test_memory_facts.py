@@ -11,9 +11,9 @@ import pytest
 from support.tiny_trainers import tiny, tiny_trainer
 
 from grpo_run.runtime.features.memory_plan._configuration import apply
+from grpo_run.runtime.features.memory_plan._plan import MemoryPlan
 from grpo_run.runtime.memory.facts import MemoryFacts, split_refusals
 from grpo_run.runtime.memory.files import read_facts
-from grpo_run.runtime.memory.plan import MemoryPlan
 from grpo_run.runtime.memory.script_settings import OriginalSettings, kind_of
 from grpo_run.runtime.rank.memory_facts import TRAINERS, collect_facts, publish_facts
 from grpo_run.runtime.upstream import features
@@ -63,7 +63,7 @@ def test_a_size_from_which_trl_has_derived_a_rollout_is_not_split(tmp_path: Path
 def test_a_configuration_that_no_trainer_was_given_is_out_of_reach(tmp_path: Path) -> None:
     """As one that a trainer makes itself."""
     trainer = trainer_of("SFT", tmp_path)
-    del trainer.args._grpo_run_memory_plan
+    del trainer.args._grpo_run_script_settings
     found = facts(trainer)
     assert found.explicit_sizes == ("SFTTrainer itself, which was given no configuration",)
     assert found.checkpointing_set_later
