@@ -1,7 +1,7 @@
 """Diagnosis of hangs: verdicts on proved deadlocks, stalls and slow stops.
 
-Adds the line of user code of every rank concerned, from stacks and collective records. Pure; called by the
-incident investigation once evidence is on disk. Exits are diagnosed by `exits.py`.
+Adds the line of user code of every rank concerned, from stacks and collective records. Pure; called by
+`fault.py`. Exits are diagnosed by `exits.py`.
 """
 
 from __future__ import annotations
