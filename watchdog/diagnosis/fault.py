@@ -14,6 +14,15 @@ from grpo_run.watchdog.causes import Cause
 from grpo_run.watchdog.deadlocks.deadlock import Deadlock
 from grpo_run.watchdog.deadlocks.positions import Position
 from grpo_run.watchdog.deadlocks.proof import prove
+from grpo_run.watchdog.diagnosis._hangs import (
+    add_locations,
+    caused_by_collectives,
+    diagnose_deadlock,
+    diagnose_slow_stop,
+    diagnose_stall,
+)
+from grpo_run.watchdog.diagnosis._host_oom import diagnose_host_oom
+from grpo_run.watchdog.diagnosis._rewards import raised_reward
 from grpo_run.watchdog.diagnosis.exits import (
     diagnose_early_exit,
     diagnose_exits,
@@ -21,15 +30,6 @@ from grpo_run.watchdog.diagnosis.exits import (
     is_lost_peer,
     is_victim,
 )
-from grpo_run.watchdog.diagnosis.hangs import (
-    add_locations,
-    caused_by_collectives,
-    diagnose_deadlock,
-    diagnose_slow_stop,
-    diagnose_stall,
-)
-from grpo_run.watchdog.diagnosis.host_oom import diagnose_host_oom
-from grpo_run.watchdog.diagnosis.rewards import raised_reward
 from grpo_run.watchdog.evidence.stacks import Stack
 from grpo_run.watchdog.memory.host_kills import KernelKills
 from grpo_run.watchdog.memory.shortage import shortage_of
@@ -92,7 +92,7 @@ class Evidence:
         """Return the ranks that failed besides the culprit: because they lost their connection to it, and by
         themselves.
         """
-        failed = {exit.rank: exit.error for exit in self.failed} | self.errors
+        failed = {**{exit.rank: exit.error for exit in self.failed}, **self.errors}
         if verdict.culprit is not None:
             failed.pop(verdict.culprit, None)
         lost = sorted(rank for rank, error in failed.items() if error is not None and is_lost_peer(error))

@@ -14,8 +14,8 @@ from dataclasses import replace
 from grpo_run.watchdog.causes import Cause
 from grpo_run.watchdog.deadlocks.deadlock import Deadlock
 from grpo_run.watchdog.diagnosis._place import last_step
+from grpo_run.watchdog.diagnosis._rewards import hung_reward
 from grpo_run.watchdog.diagnosis.exits import is_victim
-from grpo_run.watchdog.diagnosis.rewards import hung_reward
 from grpo_run.watchdog.evidence.source import is_user_file
 from grpo_run.watchdog.evidence.stacks import Stack, main_stack, user_location
 from grpo_run.watchdog.observation import Exit, Phase, Slot
