@@ -51,6 +51,7 @@ DECIDERS = {
     "runtime.rank.saving": {"cadence"},
     "runtime.snapshots": {"drain_messages"},
     "runtime.supervisor": {"policy", "stop_means"},
+    "runtime.upstream": {"trainer_kinds"},
     "runtime.supervisor.memory": {"fallback_steps", "policy"},
     "watchdog.evidence": {"source", "stacks", "timeline"},
 }  # fmt: skip
