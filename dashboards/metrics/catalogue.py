@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from grpo_run.dashboards.metrics._collectives import COLLECTIVE_METRICS
 from grpo_run.dashboards.metrics._memory import HOST_MEMORY_METRICS, MEMORY_METRICS
 from grpo_run.dashboards.metrics._readings import (
     awaited_rank_deadline,
@@ -388,7 +387,6 @@ RUN_METRICS: tuple[Metric[RunObservation], ...] = (
         help="Completions of the rank by why they ended, with and without caps.",
     ),
     *(rank_metric(row) for row in TABLE),
-    *COLLECTIVE_METRICS,
     *MEMORY_METRICS,
     *HOST_MEMORY_METRICS,
 )  # fmt: skip

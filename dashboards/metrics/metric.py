@@ -191,9 +191,6 @@ AWAITED_RANK = Label(name="rank", values=None, exclusive=True)
 AWAITED_PHASE = Label(name="phase", values=PHASES, exclusive=True)
 REWARD_FUNCTION = Label(name="function", values=None, most=MOST_FUNCTIONS + 1)
 REWARD_FAILURE = Label(name="kind", values=tuple(kind.value for kind in FailureKind))
-MOST_GROUPS = 8
-"""Process groups with a name of their own; further ones are one."""
-GROUP = Label(name="group", values=None, most=MOST_GROUPS + 1)
 CHECKPOINT_RESULT = Label(name="result", values=tuple(result.value for result in CheckpointResult))
 WALL_STATE = Label(name="state", values=tuple(state.value for state in WallState))
 OUTCOMES = ("recovered", "gave_up")

@@ -131,14 +131,11 @@ class SamplesShell:
     def __init__(self, make_slot: Callable[..., Slot], make_status: Callable[..., RunStatus]) -> None:
         self.make_slot, self.make_status = make_slot, make_status
 
-    def status(self, *ranks: str, state: str = "running", groups: str = "", **nothing: str) -> None:
+    def status(self, *ranks: str, state: str = "running", **nothing: str) -> None:
         """The run of the fixture, with these ranks; the named parts are not there."""
         slots = [json.loads(text) for text in ranks]
         found = [one if one is None else self.make_slot(rank, **one) for rank, one in enumerate(slots)]
         changes: dict[str, Any] = {"state": state, **dict.fromkeys(nothing)}
-        if groups:
-            own = {str(number): (20, 10 + number) for number in range(int(groups))}
-            changes["collectives"] = {0: own, 1: {"0": (7, 6), "11": (20, 20)}}
         self.run = self.make_status(*found, **changes)
 
     def recovery(self, **given: str) -> None:
