@@ -19,8 +19,8 @@ from typing import Literal
 
 import pydantic
 
-TrainerKind = Literal["grpo", "rloo", "sft", "transformers", "other"]
-"""Whose loss it is: that of a trainer of TRL, of `transformers.Trainer`, or another."""
+from grpo_run.runtime.upstream.trainer_kinds import TrainerKind
+
 Generator = Literal["", "transformers", "continuous_batching", "vllm_colocate", "vllm_server", "script"]
 """What generates; empty if nothing does, `script` for a rollout function of the script's own."""
 

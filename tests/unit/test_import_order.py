@@ -55,6 +55,7 @@ DECIDERS = {
     "runtime.rank.saving": {"cadence"},
     "runtime.snapshots": {"drain_messages"},
     "runtime.supervisor": {"policy", "stop_means"},
+    "runtime.upstream": {"trainer_kinds"},
     "watchdog.evidence": {"source", "stacks", "timeline"},
 }  # fmt: skip
 """Single modules that decide, in rooms that also act."""
