@@ -136,13 +136,6 @@ class HangMonitor:
         durations.record_end(stall.key, stall.waited_seconds)
         return HangFinding(stall=stall, began_at_seconds=now - stall.waited_seconds)
 
-    @property
-    def due_at(self) -> float:
-        """When `poll` should be called again at the latest, in monotonic seconds; see
-        `HangDetector.due_at`.
-        """
-        return self.detector.due_at
-
     def write_phase_durations(self) -> None:
         """Write how long phases take, from which later attempts derive their deadlines."""
         self._durations_written_at = time.monotonic()
