@@ -42,6 +42,7 @@ from grpo_run.runtime.features import modules
 from grpo_run.runtime.files import short_path
 from grpo_run.runtime.history.run_directory import RunDirectory
 from grpo_run.runtime.launch.config import Output
+from grpo_run.runtime.launching.reading import history_parts
 from grpo_run.runtime.processes.helpers import Helpers
 from grpo_run.runtime.processes.starting import VARIABLE
 from grpo_run.runtime.registry import announce_target, targets_folder
@@ -166,7 +167,7 @@ def _supervise(
         follow_output=begin_attempt,
         staging=StagingArea(config.snapshot_directory) if config.snapshot_directory is not None else None,
         log=logs.record,
-        parts=[module.PART() for module in modules("events")],
+        parts=history_parts(),
         features=[module.PART for module in modules("supervisor")],
     )
     guardian = Guardian(

@@ -65,6 +65,10 @@ class RunStatus:
     """Ranks of this node that are regularly late."""
     read_at_seconds: float = field(default_factory=time.monotonic)
     memory: tuple[RankMemory | None, ...] = ()
+    collectives: Mapping[int, Mapping[str, tuple[int, int]]] = field(default_factory=dict)
+    """By rank and process group, the last enqueued and the last completed sequence number. Known to the
+    supervisor only.
+    """
     phases: tuple[Mapping[Phase, Histogram], ...] = ()
     """How long phases took in this attempt, by local rank; empty for ranks that were not observed."""
 

@@ -27,6 +27,7 @@ from grpo_run.watchdog.diagnosis.exits import end_text
 from grpo_run.watchdog.evidence.timeline import PhaseTimeline
 from grpo_run.watchdog.memory.error_patterns import OUTPUT_BYTES, needs_output, reported_in
 from grpo_run.watchdog.memory.phase_memory import RankMemory
+from grpo_run.watchdog.memory.retries import RetryWatch
 from grpo_run.watchdog.observation import Exit, Phase, RankError, RankState, Slot
 
 
@@ -136,6 +137,9 @@ class Attempt:
         self.exits = Exits(self.files, warn)
         self.timeline = PhaseTimeline()
         self.growth = MemoryGrowth()
+        self.retries = RetryWatch()
+        self._has_devices = True
+        """Of the ranks' memory on devices."""
         self.committed = (0, 0)
         """(train call, step) of the newest step committed in this attempt."""
 
@@ -199,7 +203,16 @@ class Attempt:
             return None  # the next call of the script may have a lower number in the run
         self.committed = position
         self.growth.committed(lambda: self.read_memory(board))
+        self._watch_retries(board)
         return commit
+
+    def _watch_retries(self, board: Board) -> None:
+        if not self._has_devices:
+            return
+        memory = self.read_memory(board)
+        # a rank that has measured nothing yet may have one
+        self._has_devices = any(one.has_device or not one.readings for one in memory.values()) or not memory
+        self.retries.committed(memory)
 
     def have_loaded(self, slots: Mapping[int, Slot | None]) -> bool:
         """Whether the ranks have loaded what they resume from: they have finished a step, or save already."""

@@ -7,13 +7,15 @@ Classes are recognized by module and name, so nothing is imported. Contains name
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Final, Literal, NamedTuple
+from dataclasses import dataclass
+from typing import Any, Final, Literal
 
 TrainerKind = Literal["grpo", "rloo", "sft", "transformers", "other"]
 """Whose loss it is: that of a trainer of TRL, of `transformers.Trainer`, or another."""
 
 
-class KnownTrainer(NamedTuple):
+@dataclass(frozen=True, kw_only=True)
+class KnownTrainer:
     """A trainer of a library, and the configuration that it takes: modules and names of the two classes."""
 
     kind: TrainerKind
@@ -24,11 +26,33 @@ class KnownTrainer(NamedTuple):
 
 
 _KNOWN: Final = (
-    KnownTrainer("grpo", "trl.trainer.grpo_trainer", "GRPOTrainer", "trl.trainer.grpo_config", "GRPOConfig"),
-    KnownTrainer("rloo", "trl.trainer.rloo_trainer", "RLOOTrainer", "trl.trainer.rloo_config", "RLOOConfig"),
-    KnownTrainer("sft", "trl.trainer.sft_trainer", "SFTTrainer", "trl.trainer.sft_config", "SFTConfig"),
     KnownTrainer(
-        "transformers", "transformers.trainer", "Trainer", "transformers.training_args", "TrainingArguments"
+        kind="grpo",
+        module="trl.trainer.grpo_trainer",
+        name="GRPOTrainer",
+        configuration_module="trl.trainer.grpo_config",
+        configuration="GRPOConfig",
+    ),
+    KnownTrainer(
+        kind="rloo",
+        module="trl.trainer.rloo_trainer",
+        name="RLOOTrainer",
+        configuration_module="trl.trainer.rloo_config",
+        configuration="RLOOConfig",
+    ),
+    KnownTrainer(
+        kind="sft",
+        module="trl.trainer.sft_trainer",
+        name="SFTTrainer",
+        configuration_module="trl.trainer.sft_config",
+        configuration="SFTConfig",
+    ),
+    KnownTrainer(
+        kind="transformers",
+        module="transformers.trainer",
+        name="Trainer",
+        configuration_module="transformers.training_args",
+        configuration="TrainingArguments",
     ),
 )
 TRAINERS: Final[Mapping[str, KnownTrainer]] = {one.kind: one for one in _KNOWN}

@@ -6,6 +6,9 @@ import contextlib
 import http.client
 import json
 import re
+import shutil
+import signal
+import stat
 import time
 import urllib.request
 from pathlib import Path
@@ -15,7 +18,29 @@ from support import runs
 from support.prometheus import eventually
 from support.trainer_and_loop import TRAINER, loop_in_full
 
+from grpo_run.runtime.history.reader import RunReader
+from grpo_run.runtime.history.run_directory import RunDirectory
 from grpo_run.runtime.registry import target_file, targets_folder
+
+BEHIND = """
+import os, time
+import torch
+import torch.distributed as dist
+
+dist.init_process_group("gloo")
+pair = dist.new_group([0, 1])
+dist.all_reduce(torch.ones(1))
+for _ in range(3):
+    dist.all_reduce(torch.ones(1), group=pair)
+if dist.get_rank() == 1:
+    while not os.path.exists("end"):
+        time.sleep(0.05)
+issued = [dist.all_reduce(torch.ones(1), async_op=True) for _ in range(5)]
+while not os.path.exists("end"):
+    time.sleep(0.05)
+for work in issued:
+    work.wait()
+"""
 
 
 def announced(directory: Path) -> Path:
@@ -96,14 +121,11 @@ def test_a_live_run_exports_its_ranks(script: str, tmp_path: Path) -> None:
 def test_a_regular_scraper_learns_how_a_run_ended(
     tmp_path: Path, code: int, exit_code: int, state: str
 ) -> None:
-    """The exporter answers one more scrape after the end, so that an alert can tell 93 from 0. Prometheus is
-    told its address until then.
-    """
+    """The exporter answers one more scrape after the end, so that an alert can tell 93 from 0."""
     (tmp_path / "script.py").write_text(f"import sys, time\n\ntime.sleep(1.5)\nsys.exit({code})\n")
     run = runs.Run(tmp_path, ["--nproc-per-node", "1", "script.py"], metrics="127.0.0.1:0").start()
     try:
         address = eventually(lambda: re.search(r"http://[\d.]+:\d+/metrics", run.printed()), "address")[0]
-        assert eventually(announced(run.directory).exists, "target")
         states: list[str] = []
         while run.process.poll() is None:
             # the command may exit while it answers, once the last state was read
@@ -115,6 +137,71 @@ def test_a_regular_scraper_learns_how_a_run_ended(
             time.sleep(0.3)
         run.ended(exit_code)
         assert states[-1] == state
+    finally:
+        run.close()
+
+
+def test_a_rank_that_is_behind_shows_in_its_process_group(tmp_path: Path) -> None:
+    """By rank and group, as the Flight Recorders say; a scrape does not wait for them."""
+    (tmp_path / "script.py").write_text(BEHIND)
+    run = runs.Run(tmp_path, ["--nproc-per-node", "2", "script.py"], metrics="127.0.0.1:0").start()
+    try:
+        (group,) = json.loads(
+            eventually(lambda: announced(run.directory).exists() and announced(run.directory), "target")
+            .read_text()
+        )  # fmt: skip
+
+        def collectives() -> dict[tuple[str, ...], float]:
+            with urllib.request.urlopen(f"http://{group['targets'][0]}/metrics", timeout=10) as answer:
+                text = answer.read().decode()
+            lines = re.findall(r"^grpo_collective(\w+){(.+)} (.+)", text, re.MULTILINE)
+            return {
+                (name, *re.findall('(?:group|rank)="(.*?)"', labels)): float(n) for name, labels, n in lines
+            }
+
+        wanted = {
+            ("s_enqueued", "0", "default"): 6, ("s_completed", "0", "default"): 1,
+            ("s_enqueued", "1", "default"): 1, ("s_completed", "1", "default"): 1,
+            **{(name, rank, "1"): 3 for name in ("s_enqueued", "s_completed") for rank in "01"},
+            ("_straggler_gap", "default"): 0, ("_straggler_gap", "1"): 0,
+        }  # fmt: skip
+        eventually(lambda: collectives() == wanted, "five collectives that rank 1 has not reached")
+        (tmp_path / "end").touch()
+        run.ended(0)
         assert not announced(run.directory).exists()
+    finally:
+        run.close()
+
+
+def test_a_run_is_read_and_announced_whatever_happens_to_its_supervisor(tmp_path: Path) -> None:
+    """A live run, a copy of it, and one whose supervisor was killed, until it is launched again."""
+    (tmp_path / "script.py").write_text(
+        "import os, time\n\nwhile not os.path.exists('end'):\n    time.sleep(0.05)\n"
+    )
+    run = runs.Run(tmp_path, ["--nproc-per-node", "1", "script.py"], metrics="127.0.0.1:0").start()
+    try:
+        run.until_event("rank_started")
+        reader = RunReader(RunDirectory(path=run.directory))
+        live = reader.read()
+        assert (live.state, live.supervisor_pid) == (live.history.state, run.process.pid)
+        file = announced(run.directory)
+        assert stat.S_IMODE(file.stat().st_mode) == 0o644
+        shutil.copytree(
+            run.directory, tmp_path / "copy",
+            ignore=lambda folder, names: [name for name in names if (Path(folder) / name).is_socket()],
+        )  # fmt: skip
+        assert RunReader(RunDirectory(path=tmp_path / "copy")).read().state == "unknown"
+        run.send_signal(signal.SIGKILL)
+        run.wait()
+        assert reader.read().state == "unknown"
+        assert file.exists()
+        (tmp_path / "end").touch()
+        again = runs.Run(tmp_path, ["--nproc-per-node", "1", "script.py"]).start()
+        try:
+            again.ended(0)
+        finally:
+            again.close()
+        assert reader.read().state == "finished"
+        assert not file.exists()
     finally:
         run.close()

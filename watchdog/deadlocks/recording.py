@@ -126,6 +126,8 @@ def _joined(record: Collective, entry: Collective) -> Collective:
 
 HOST_BACKENDS = ("gloo", "mpi")
 """Backends whose collectives run on the host, so that a thread that waits for one is blocked."""
+OWN_GROUPS = "grpo_run/"
+"""Prefix of the names of grpo-run's own groups."""
 UNNAMED = "#"
 """Prefix of our names for groups to which torch gave none."""
 
@@ -220,6 +222,26 @@ def join_recordings(first: bytes, second: bytes) -> bytes:
         return json.dumps(one | {"entries": list(entries), "pg_config": groups}).encode()
     except (ValueError, AttributeError, KeyError, TypeError) as error:
         raise ValueError(f"Flight Recorder answers not understood: {error!r}") from error
+
+
+def group_positions(collectives: Iterable[Collective]) -> dict[str, tuple[int, int]]:
+    """Return the last enqueued and the last completed sequence number of each process group of a rank.
+
+    Without groups whose numbers ranks do not share, grpo-run's own, and those of which the recorder holds no
+    completed collective any more.
+    """
+    groups: dict[str, list[Collective]] = {}
+    for collective in collectives:
+        if not collective.point_to_point and not collective.group.startswith(OWN_GROUPS):
+            groups.setdefault(collective.group, []).append(collective)
+    return {
+        group: (
+            max(entry.sequence for entry in entries),
+            max((entry.sequence for entry in entries if entry.completed), default=0),
+        )
+        for group, entries in groups.items()
+        if any(entry.completed or entry.sequence == 1 for entry in entries)
+    }
 
 
 def _ranks(name: str, text: str) -> tuple[int, ...]:

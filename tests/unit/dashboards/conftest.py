@@ -88,6 +88,7 @@ def make_status() -> Callable[..., RunStatus]:
                 rank=0, phase=Phase.generate, since_seconds=996.0, deadline_at_seconds=1056.0, busy=None,
                 waiters=(1,),
             ),
+            "collectives": {0: {"0": (9, 8)}, 1: {"0": (9, 7)}},
         }  # fmt: skip
         return RunStatus(**(fields | changes))
 

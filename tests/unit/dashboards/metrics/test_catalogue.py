@@ -15,11 +15,12 @@ from support.journal import as_event
 from support.transcripts import Story, stories
 
 from grpo_run.dashboards.metrics.catalogue import ALL_METRICS, LABELS, RUN_METRICS
-from grpo_run.dashboards.metrics.metric import DECIDED_ACTIONS, INCIDENT_CAUSES, Metric, RunObservation
+from grpo_run.dashboards.metrics.labels import DECIDED_ACTIONS, INCIDENT_CAUSES
 from grpo_run.runtime.features import modules
 from grpo_run.runtime.history.recovery import Recovery
 from grpo_run.runtime.history.rewards import RewardLatency
 from grpo_run.runtime.history.status import RunStatus
+from grpo_run.runtime.metrics import Metric, RunObservation
 from grpo_run.watchdog.observation import Slot
 
 REPOSITORY = Path(__file__).parents[4]
@@ -131,11 +132,14 @@ class SamplesShell:
     def __init__(self, make_slot: Callable[..., Slot], make_status: Callable[..., RunStatus]) -> None:
         self.make_slot, self.make_status = make_slot, make_status
 
-    def status(self, *ranks: str, state: str = "running", **nothing: str) -> None:
+    def status(self, *ranks: str, state: str = "running", groups: str = "", **nothing: str) -> None:
         """The run of the fixture, with these ranks; the named parts are not there."""
         slots = [json.loads(text) for text in ranks]
         found = [one if one is None else self.make_slot(rank, **one) for rank, one in enumerate(slots)]
         changes: dict[str, Any] = {"state": state, **dict.fromkeys(nothing)}
+        if groups:
+            own = {str(number): (20, 10 + number) for number in range(int(groups))}
+            changes["collectives"] = {0: own, 1: {"0": (7, 6), "11": (20, 20)}}
         self.run = self.make_status(*found, **changes)
 
     def recovery(self, **given: str) -> None:

@@ -18,7 +18,7 @@ from grpo_run.watchdog.deadlocks.collectives import (
     python_dtype_name,
     size_bytes,
 )
-from grpo_run.watchdog.deadlocks.recording import join_recordings, merge, parse_recording
+from grpo_run.watchdog.deadlocks.recording import group_positions, join_recordings, merge, parse_recording
 from grpo_run.watchdog.verdict import Location
 
 LINE = Location(file="/home/user/train.py", line=88, function="reward")
@@ -303,3 +303,13 @@ def test_a_group_whose_numbers_decrease_is_excluded_from_proof() -> None:
     assert excluded(7, 8, between=(send,)) == [False, True, False]
     noted = [collective(9, BACKWARD), collective(8), collective(9)]
     assert not any(one.point_to_point for one in merge([], noted))
+
+
+def test_each_group_has_its_last_numbers() -> None:
+    """Without messages, grpo-run's own groups, and groups of which no completed collective is left."""
+    done = {"progress": COMPLETED}
+    records = [
+        collective(3, **done), collective(4), collective(1, group="new"), collective(9, group="old"),
+        collective(2, group="grpo_run/vote", **done), collective(7, point_to_point=True, **done),
+    ]  # fmt: skip
+    assert group_positions(records) == {"0": (4, 3), "new": (1, 0)}
