@@ -38,7 +38,6 @@ class HangMonitor:
     """Reports what the detector observes.
 
     Args:
-        detector: of the run.
         lifecycle: receives `suspicion` and `cleared`.
         reporter: for events and warnings.
         history: contains the phase durations of earlier attempts.
@@ -62,7 +61,6 @@ class HangMonitor:
 
         Args:
             attempt: that has started.
-            board: of the run.
             pids: process ids by rank.
         """
         self._suspicion = None

@@ -73,7 +73,6 @@ class Supervisor:
     Every method is called in the main thread, except `status` (any thread) and `stop.note` (signal handlers).
 
     Args:
-        config: of the run.
         run: its directory, created and locked.
         local_world_size: number of ranks on this node.
         notify: shows a one-line message to the user.
