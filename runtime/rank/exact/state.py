@@ -2,10 +2,11 @@
 
 `Trainer` saves weights, optimizer, scheduler, random number generators and its own state; TRL adds nothing.
 This package adds, per rank: the micro-step counter and the rollout in use (`_trainer_state.py`), the order of
-the epoch (`data_order.py`), values accumulated for the next log line (`_trainer_state.py`), a synced
-reference model (`_trainer_state.py`), the order in which DDP reduces gradients (`gradient_order.py`),
-stateful reward functions (`_trainer_state.py`), the script's callbacks (`callback_state.py`), whether one of
-them ended the call, and what the learning guards have seen.
+    the
+epoch (`data_order.py`), values accumulated for the next log line (`_trainer_state.py`), a synced reference
+model (`_trainer_state.py`), the order in which DDP reduces gradients (`gradient_order.py`), stateful reward
+functions (`_trainer_state.py`), the script's callbacks (`callback_state.py`), whether one of them ended the
+call, and what the learning guards have seen.
 
 The guard creates one `ExactState` per `train()` call and calls `begin`, `begin_epoch`, `begin_step` and `end`
 at the trainer's own events. Every rank calls `save` at every checkpoint.
