@@ -34,7 +34,6 @@ class Exits:
     """Exits of one attempt, in the order in which they were observed.
 
     Args:
-        files: of the attempt.
         warn: receives (rank, text) for a rank that crashed after its script had completed, or left it with
             code 0.
     """

@@ -66,7 +66,6 @@ class FaultHandler:
     Args:
         config: of the run; the restart budget, and the ranks whose output the terminal shows.
         run: the run directory.
-        lifecycle: of the run.
         reporter: for events and messages.
         history: contains each event as soon as it is written.
         features: are asked for an answer, in this order.

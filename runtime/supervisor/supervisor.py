@@ -38,7 +38,7 @@ from grpo_run.runtime.launch.config import RunConfig
 from grpo_run.runtime.memory.files import read_facts
 from grpo_run.runtime.processes import forkserver
 from grpo_run.runtime.processes.agent import Directive
-from grpo_run.runtime.processes.ranks import RankGroup, RankSpec
+from grpo_run.runtime.processes.ranks import RankGroup
 from grpo_run.runtime.processes.termination import TerminatedProcess
 from grpo_run.runtime.snapshots.area import StagingArea
 from grpo_run.runtime.snapshots.drain_scheduler import DrainScheduler
@@ -74,10 +74,8 @@ class Supervisor:
     Every method is called in the main thread, except `status` (any thread) and `stop.note` (signal handlers).
 
     Args:
-        config: of the run.
         run: its directory, created and locked.
         local_world_size: number of ranks on this node.
-        rank_environment: returns our variables for a rank, from (supervisor, rank, world size).
         notify: shows a one-line message to the user.
         observe_exit: reads the processes that remain after the last line of every script.
         follow_output: receives the files that the ranks print to, by rank and descriptor, when an attempt
@@ -94,7 +92,6 @@ class Supervisor:
         run: RunDirectory,
         *,
         local_world_size: int,
-        rank_environment: Callable[[Supervisor, int, int], dict[str, str]],
         notify: Callable[[str], None],
         observe_exit: Observe,
         follow_output: Callable[[dict[tuple[int, int], Path]], None] = lambda files: None,
@@ -105,7 +102,6 @@ class Supervisor:
     ) -> None:
         self.config = config
         self.run = run
-        self._rank_environment = rank_environment
         self._follow_output = follow_output
         self._live = LiveHistory(run.journal, config.run_id, log=log, parts=parts)
         self.history = self._live.history
@@ -179,8 +175,8 @@ class Supervisor:
                 " command again"
             )
 
-    def attempt_starting(self, workers: Sequence[Any], group_rank: int) -> Mapping[int, RankSpec]:
-        """Number the attempt, prepare its files and an empty board; return what each rank is started with.
+    def attempt_starting(self, workers: Sequence[Any], group_rank: int) -> Mapping[tuple[int, int], Path]:
+        """Number the attempt, prepare its files and an empty board; return the files that ranks print to.
 
         A stop request ends the wait before a start by an exception.
         """
@@ -210,15 +206,7 @@ class Supervisor:
         self._reporter.write(AttemptStarted(world_size=attempt.world_size, node=group_rank))
         files = attempt.outputs(self.config.output)
         self._follow_output(files)
-        return {
-            rank: RankSpec(
-                rank=rank,
-                environment=self._rank_environment(self, rank, attempt.world_size),
-                log=files[rank, 1],
-                errors=files.get((rank, 2)),
-            )
-            for rank in attempt.local_rank_of
-        }
+        return files
 
     def _count_ranks(self, board: Board) -> None:
         """Keep what the ranks of an ended attempt have counted, before their board is cleared."""
@@ -282,7 +270,7 @@ class Supervisor:
         """How soon `poll` should be called again, so that a hang is proved in time; infinite for no certain
         time.
         """
-        return max(LEAST_POLL_SECONDS, self._hangs.due_at - time.monotonic())
+        return max(LEAST_POLL_SECONDS, self.detector.due_at - time.monotonic())
 
     def _poll(self, ranks: RankGroup, exits: Sequence[Exit]) -> Directive:
         self._previous_poll_at, self._polled_at = self._polled_at, time.monotonic()
