@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import random
 import signal
 from pathlib import Path
 
@@ -74,27 +73,6 @@ def test_evidence_is_on_disk_before_the_kill(script: str, runs: Runs, tmp_path: 
     memory = json.loads((incident / "memory" / "phases.json").read_text())
     assert set(memory) == {"0", "1"}
     assert all(one["phases"]["optimizer"]["resident_bytes"] > 0 for one in memory.values())
-
-
-@pytest.mark.full
-def test_twenty_kills_at_random_steps_and_ranks(runs: Runs, tmp_path: Path) -> None:
-    """Twenty SIGKILLs over one long epoch: twenty automatic recoveries and the same final weights."""
-    steps = 160
-    arguments = ("--max-steps", str(steps), "--save-steps", "4")
-    dice = random.Random(20)
-    run = runs(
-        "--nproc-per-node", "2", str(SCRIPTS / "grpo.py"), "--output-dir", "ours", *arguments,
-        "--step-seconds", "0.02",
-    ).start()  # fmt: skip
-    for attempt, step in enumerate(sorted(dice.sample(range(2, steps - 8), 20)), 1):
-        run.until_step(step)
-        run.kill(dice.randrange(2))
-        run.until_event("attempt_started", attempt=attempt)
-    run.ended(timeout_seconds=300)
-    assert digest(tmp_path / "ours") == undisturbed("grpo.py", steps)
-    recoveries = run.status()["recoveries"]
-    assert len(recoveries) == 20
-    assert all(recovery["action"] == "restart" and recovery["recovery_seconds"] for recovery in recoveries)
 
 
 def test_finished_train_call_is_restored_and_not_repeated(runs: Runs, tmp_path: Path) -> None:
