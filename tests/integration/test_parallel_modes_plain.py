@@ -23,7 +23,6 @@ from grpo_run.runtime.launch.accelerate import check_took_effect, load_paralleli
 REPOSITORY = Path(__file__).parents[2]
 RANKS = 2
 OF_ACCELERATE = ("ACCELERATE_", "FSDP_", "KMP_", "NCCL_P2P", "NCCL_IB", "OMP_NUM_THREADS")
-MODES = ("ddp", "zero2", "zero3", "fsdp2")
 
 
 @pytest.fixture(autouse=True)
@@ -59,7 +58,7 @@ def test_fsdp_on_cpu_without_the_shim_is_ddp_and_is_detected(tmp_path: Path) -> 
         check_took_effect("FSDP", found, world_size=RANKS)
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", ["ddp", "zero2", "fsdp2", pytest.param("zero3", marks=pytest.mark.full)])
 def test_environment_equals_accelerate_launch(
     mode: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
