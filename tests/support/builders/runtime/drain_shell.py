@@ -5,12 +5,21 @@ from __future__ import annotations
 import os
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from grpo_run.runtime.checkpoints.digests import verify_digests
+from grpo_run.runtime.checkpoints.manifest import MANIFEST, read_manifest
 from grpo_run.runtime.history.events import CheckpointPublished
-from grpo_run.runtime.snapshots._drain_messages import DrainFailed, DrainProgress, DrainRequest
+from grpo_run.runtime.snapshots._drain_messages import (
+    DrainFailed,
+    DrainProgress,
+    DrainPublished,
+    DrainRequest,
+)
+from grpo_run.runtime.snapshots._drain_worker import handle_request
 from grpo_run.runtime.snapshots.last_writes import write_last
 from grpo_run.watchdog.causes import Cause
 from support.builders.runtime.draining_run import DIES, World
@@ -23,6 +32,7 @@ class DrainShell:
     """A run that has just started, with three empty slots. In answers OUT is the output directory."""
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.folder, self.monkeypatch = folder, monkeypatch
         self.world = World(folder, monkeypatch)
         self.began = self.world.now
         self.told = 0
@@ -36,8 +46,8 @@ class DrainShell:
         changes |= {
             name: False for word, name in (("own", "scheduled"), ("unrecorded", "recorded")) if word in words
         }
-        if "attempt" in changes:
-            changes["attempt"] = int(changes["attempt"])
+        for name in {"attempt", "limit", "world_size"} & set(changes):
+            changes[name] = int(changes[name])
         self.world.take(int(slot), int(step), layout="ddp", **changes)
 
     def damage(self, slot: str, file: str = "") -> None:
@@ -228,6 +238,48 @@ class DrainShell:
                 for one in self.world.named("checkpoint_published")
             )
         )
+
+    # the worker's own work, one request at a time
+
+    def drain(self, slot: str = "0") -> str:
+        """Write a snapshot to disk; answers what the worker says."""
+        said = handle_request(self.world.staging, DrainRequest(slot=int(slot)), lambda written: None)
+        assert self.world.staging.slots[int(slot)].drained is isinstance(said, DrainPublished)
+        assert not self.world.staging.slots[int(slot)].busy
+        if isinstance(said, DrainPublished):
+            gone = " ".join(Path(path).name for path in said.removed) or "nothing"
+            own = "" if said.scheduled else ", not the script's"
+            what = f"published {said.path}, call {said.train_call}, step {said.step}"
+            return self._here(f"{what}, {said.size_bytes} bytes{own}, removed {gone}")
+        kind = " broken" * said.broken + " full" * said.full
+        free = f", {said.free_bytes} bytes free" if said.free_bytes is not None else ""
+        return self._here(f"failed{kind}, step {said.step}{free}: {said.reason}")
+
+    def free(self, count: str) -> None:
+        """The disk has this many free bytes."""
+        usage = SimpleNamespace(total=1 << 40, used=0, free=int(count))
+        self.monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
+
+    def write(self, path: str, content: str = "") -> None:
+        """Write a file, with its folders."""
+        (self.folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (self.folder / path).write_text(content)
+
+    def make(self, path: str) -> None:
+        """Make a directory."""
+        (self.folder / path).mkdir(parents=True)
+
+    def holds(self, path: str = "out") -> str:
+        """What is in a directory; checkpoints are verified."""
+        names = sorted(os.listdir(self.folder / path)) if (self.folder / path).exists() else []
+        for name in names:
+            if (self.folder / path / name / MANIFEST).exists():
+                verify_digests(self.folder / path / name, read_manifest(self.folder / path / name).files)
+        return " ".join(names) or "nothing"
+
+    def private(self, path: str) -> bool:
+        """Whether only the user may read a directory."""
+        return not (self.folder / path).stat().st_mode & 0o077
 
     def _here(self, text: str) -> str:
         return text.replace(str(self.world.out), "OUT").replace(str(self.world.staging.path), "MEMORY")

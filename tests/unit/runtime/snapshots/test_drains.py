@@ -20,9 +20,9 @@ from grpo_run.runtime.snapshots.slot import StagingSlot
 from grpo_run.watchdog.causes import Cause
 
 
-@stories(__file__, "drains.txt")
+@stories(__file__, "drains.txt", "drain_worker.txt")
 def test_drains(story: Story, word: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every story of the file."""
+    """Every story of these files."""
     story.check(DrainShell(tmp_path, monkeypatch), word)
 
 
