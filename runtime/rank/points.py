@@ -8,12 +8,14 @@ and what `call` adds at each step by `step/events.py`. Plain data, and methods t
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from grpo_run.runtime.rank.session import Session
+from grpo_run.runtime.rank.trainer_facts import TrainerFacts
 from grpo_run.runtime.upstream.patches import Handler
 
 Step = Callable[[int], None]
@@ -53,12 +55,14 @@ class RolloutPoints:
     """What features add to the rollouts of one trainer.
 
     Attributes:
+        facts: of the trainer.
         inputs: called around everything that is done for a rollout; they get the rows of the data set, and
             may pass on others.
         turns: called around each turn of generation, inside the caps.
         leaving: why rows are left out of baseline and loss. The words are labels in the metrics.
     """
 
+    facts: TrainerFacts = field(default_factory=functools.partial(TrainerFacts.of, None, 1))
     inputs: list[Handler] = field(default_factory=list)
     turns: list[Handler] = field(default_factory=list)
     leaving: list[RowReasons] = field(default_factory=list)

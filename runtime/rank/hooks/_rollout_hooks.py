@@ -48,7 +48,7 @@ def rollouts_hooked(
     with ExitStack() as hooks:
         hooks.enter_context(rewards_of(session).served(trainer))
         caps = capping_of(trainer, session, train_call, step_vote.report_timed_out)
-        points = RolloutPoints()
+        points = RolloutPoints(facts=facts)
         for feature in guard.features:
             feature.rollouts(trainer, session, train_call, points)
         masking = SampleMasking(
