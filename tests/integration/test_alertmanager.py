@@ -16,7 +16,7 @@ import httpx
 import pytest
 import yaml
 from support import runs
-from support.prometheus import DEADLINE_SECONDS, RULES, eventually, query, tool
+from support.prometheus import DEADLINE_SECONDS, eventually, query, tool
 
 from grpo_run.cli import dashboards
 
@@ -101,7 +101,7 @@ def inbox(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[tuple[Inbo
     (tmp_path / "alertmanager.yml").write_text(yaml.safe_dump(manager))
     prometheus = yaml.safe_load((tmp_path / "stack/prometheus/prometheus.yml").read_text())
     prometheus["global"] = {"scrape_interval": f"{seconds}s", "evaluation_interval": f"{seconds}s"}
-    prometheus["rule_files"] = [str(RULES)]
+    prometheus["rule_files"] = [str(tmp_path / "stack/prometheus/alerts.yml")]
     targets = tmp_path / "targets" / "run.json"
     targets.parent.mkdir()
     (sd,) = prometheus["scrape_configs"][0]["file_sd_configs"]
@@ -146,7 +146,7 @@ def test_each_planted_fault_is_sent_once_and_a_good_run_only_its_end(
     The first step lasts until both runs have been scraped: a counter whose first sample is 1 has not risen.
     """
     received, client, targets = inbox
-    seconds = 15 if "[1s]" in request.node.name else 60
+    seconds = 8 if "[1s]" in request.node.name else 60
     slow = ["--inject", f"slow@rank0:step1:seconds={seconds}"]
     faults = ["--inject", "kill@rank1:step4", "--inject", "lock@rank1:step7"]
     common = [*slow, *STEPS]

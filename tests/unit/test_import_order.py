@@ -24,7 +24,7 @@ INDEPENDENT = {"watchdog.deadlocks", "watchdog.stalls", "watchdog.waits", "watch
 """Rooms that do not import one another: each proves or collects by itself."""
 MAINS = {name for name in FILES if name.endswith(".__main__")}
 PUBLIC_BY_PURPOSE = {name for name in FILES if name.startswith("trainers.recipes.")} | {
-    "dashboards.metrics.catalogue", "dashboards.metrics.metric",
+    "dashboards.metrics.catalogue", "dashboards.metrics.labels",
 }  # fmt: skip
 """Recipes are read and copied, whoever imports them; queries of users rest on the catalogue."""
 PURE_ROOMS: dict[str, set[str]] = {
@@ -40,18 +40,22 @@ DECIDERS = {
     "runtime": {"call_names", "errors", "event"},
     "runtime.checkpoints": {"compatibility"},
     "runtime.history": {
-        "events", "history", "progress", "sample_masking", "lifecycle", "memory_findings",
+        "events", "history", "progress", "sample_masking", "lifecycle",
         "no_trainer_script", "recovery", "rewards", "totals", "train_calls", "wall_states",
     },
+    "runtime.features.memory_plan": {"events", "plan", "settings", "shown"},
+    "runtime.features.memory_trace": {"events", "settings"},
+    "runtime.features.phase_growth": {"events", "watch"},
     "runtime.features.quarantine": {"events", "settings", "shown"},
-    "runtime.launch": {"config", "guard_options", "injections"},
-    "runtime.memory": {"facts", "plan"},
+    "runtime.features.trackers": {"events"},
+    "runtime.launch": {"config", "guard_options", "injections", "option"},
+    "runtime.memory": {"facts"},
     "runtime.rank.memory": {"cleanup_policy"},
     "runtime.rank.rewards": {"deadlines"},
     "runtime.rank.saving": {"cadence"},
     "runtime.snapshots": {"drain_messages"},
     "runtime.supervisor": {"policy", "stop_means"},
-    "runtime.supervisor.memory": {"fallback_steps", "policy"},
+    "runtime.upstream": {"trainer_kinds"},
     "watchdog.evidence": {"source", "stacks", "timeline"},
 }  # fmt: skip
 """Single modules that decide, in rooms that also act."""
@@ -193,7 +197,7 @@ def test_what_the_processes_share_imports_neither_and_they_never_import_each_oth
     assert wrong == set()
 
 
-PARTS = ("events", "rank", "settings", "shown", "supervisor")
+PARTS = ("events", "metrics", "rank", "settings", "shown", "supervisor")
 """Modules of features, by whose names the core asks for them."""
 
 

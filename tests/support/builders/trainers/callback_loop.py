@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -13,10 +14,12 @@ from transformers import TrainerControl, TrainerState
 from grpo_run.runtime.rank.hooks._callback import GuardCallback, TrainerSource
 from grpo_run.runtime.rank.hooks._control import ControlVote
 from grpo_run.runtime.rank.learning import LearningGuards
+from grpo_run.runtime.rank.points import CallPoints
 from grpo_run.runtime.rank.saving._cadence import Cadence
 from grpo_run.runtime.rank.saving.saver import Saver
 from grpo_run.runtime.rank.step.events import StepEvents
 from grpo_run.runtime.rank.step.step_vote import StepVote, UserRequests
+from grpo_run.runtime.rank.trainer_facts import TrainerFacts
 from grpo_run.runtime.rank.vote import Vote
 from grpo_run.watchdog.learning_observations import StepValues
 from grpo_run.watchdog.observation import Slot
@@ -59,6 +62,7 @@ class Loop:
         requests: UserRequests | None = None,
         hooks_before_optimizer: bool = True,
         restoring: bool = False,
+        args: Any = None,
     ) -> None:
         self.cadence = cadence or FakeCadence()
         self.guards = LearningGuards(session, 1, sampling_group=0)
@@ -70,7 +74,9 @@ class Loop:
         reader: Any = SimpleNamespace(begin_step=int, take=lambda: self.values)
         self.saver: Any = SimpleNamespace(cadence=self.cadence, stopping=False, saved_step=-1)
         self.saver.decide = functools.partial(Saver.decide, self.saver)
-        events = StepEvents(session, 1, self.step_vote, self.saver, self.guards, TrainerSource(exact, reader))
+        source = TrainerSource(exact, reader)
+        points = CallPoints(train_call=1, trainer=None, hooks=ExitStack())
+        events = StepEvents(session, 1, self.step_vote, self.saver, self.guards, source, points)
         self.state = TrainerState(global_step=0, max_steps=10)
         self.control = TrainerControl()
         loading = SimpleNamespace(in_dataloader=True, end_of_dataloader=False)
@@ -79,10 +85,13 @@ class Loop:
             control=self.control,
             state=self.state,
             accelerator=SimpleNamespace(gradient_state=loading),
+            args=args,
         )
         control = ControlVote(trainer, session, self.step_vote.collect)
-        self.callback = GuardCallback(session, 1, events, control, self.saver, exact, restoring=restoring)
-        self.args: Any = SimpleNamespace()
+        self.callback = GuardCallback(
+            session, 1, events, control, self.saver, exact, TrainerFacts.of(trainer, 1), restoring=restoring
+        )
+        self.args: Any = args
         self.hooks_before_optimizer = hooks_before_optimizer
         self.saved: list[int] = []
         self.stopped_at: int | None = None

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 from support.builders.screen import Open, Screen, fault
 from support.builders.screen_shell import ScreenShell
-from support.journal import as_event
 from support.transcripts import Story, stories
 
 from grpo_run.dashboards.terminal import terminal as module
@@ -35,7 +34,7 @@ def screen(monkeypatch: pytest.MonkeyPatch) -> Open:
     def make(width: int | None = None, shown: frozenset[int] = frozenset(), old: int = 0) -> Screen:
         made = Screen(width=width, shown=shown)
         made.history.recoveries += [fault(seconds=1.0) for _ in range(old)]
-        made.terminal.start()
+        made.terminal.start(made.status)
         return made
 
     return make
@@ -49,22 +48,12 @@ def test_a_closed_terminal_does_not_end_the_run(screen: Open) -> None:
     made.terminal.stop()
 
 
-def test_a_finding_of_an_earlier_launch_is_not_printed_again(screen: Open) -> None:
-    """It is in the journal when the launch begins."""
-    made = screen()
-    record = {"event": "memory_finding", "time": 1.0, "rank": 1, "attempt": 0, "step": 8, "world_size": 2}
-    made.history.apply(as_event({**record, "key": "a", "subject": "b", "sentence": "5 tensors"}))
-    made.terminal._finding_lines.skip(made.history.memory_trace)
-    made.end("Finished.")
-    assert made.lines() == ["grpo-run: Finished."]
-
-
 def test_the_progress_line_is_printed_in_a_pipe(screen: Open, monkeypatch: pytest.MonkeyPatch) -> None:
     """One line per interval, when it has changed."""
     monkeypatch.setattr(module, "REFRESH_SECONDS", 0.005)
     monkeypatch.setattr(module, "INTERVAL_SECONDS", 0.01)
     made = Screen(width=None, shown=frozenset())
-    made.terminal.start()
+    made.terminal.start(made.status)
     while not made.lines():
         pass
     made.terminal._stop.wait(0.1)
@@ -79,7 +68,7 @@ def test_an_unchanged_progress_line_is_not_drawn_again(monkeypatch: pytest.Monke
     """Drawing takes more CPU time than everything else that a watched run needs."""
     monkeypatch.setattr(module, "REFRESH_SECONDS", 0.005)
     made = Screen(width=80, shown=frozenset())
-    made.terminal.start()
+    made.terminal.start(made.status)
     while "step 7" not in made.stderr.getvalue():
         pass
     made.terminal._stop.wait(0.05)
@@ -108,7 +97,7 @@ def test_the_snapshot_interval_is_printed_once(
     made.history.steps.begin(0, 0, 0.0)
     for step in range(1, 8):
         made.history.steps.commit(0, step, 2.0 * step)
-    made.terminal.start()
+    made.terminal.start(made.status)
     made.history.snapshot_interval = interval
     while printed and not any("snapshot is" in line for line in made.lines()):
         pass
