@@ -170,7 +170,6 @@ def rank_environment(supervisor: Supervisor, rank: int, world_size: int) -> dict
         attempt_started_at=time.time(),
         expected_snapshot=supervisor.expected_snapshot,
         fresh_seeds=orders_of(supervisor.history.recoveries),
-        injections_fired=tuple(supervisor.history.injections_fired),
         features=supervisor.rank_settings(rank),
         moved_rewards=tuple(supervisor.history.rewards.moved),
         reward_durations=rewarded.as_json() if rewarded is not None else None,

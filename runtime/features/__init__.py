@@ -19,9 +19,9 @@ import importlib
 import importlib.util
 from types import ModuleType
 
-from grpo_run.runtime.features import quarantine
+from grpo_run.runtime.features import injections, quarantine
 
-FEATURES: tuple[ModuleType, ...] = (quarantine,)
+FEATURES: tuple[ModuleType, ...] = (injections, quarantine)
 """All features, in the order in which they are asked."""
 
 

@@ -129,14 +129,6 @@ class TrackerRun(Event, kw_only=True):
     name: str
 
 
-class FaultInjected(Event, kw_only=True):
-    """An injection of the command line is about to act. `injection` is its text."""
-
-    kind: str = ""
-    injection: str = ""
-    phase: str = ""
-
-
 class TrainStarted(Event, kw_only=True):
     """A `train()` call begins, at a step above 0 if it is resumed.
 

@@ -22,7 +22,6 @@ from grpo_run.runtime.history.events import (
     CheckpointPublished,
     CheckpointRejected,
     CheckpointStaged,
-    FaultInjected,
     FreshInterpreters,
     GrowthFound,
     IncidentConfirmed,
@@ -171,7 +170,6 @@ class History:
     phases: dict[PhaseKey, Durations] = field(default_factory=dict)
     """How long phases and callbacks took so far."""
     unreadable: int = 0
-    injections_fired: list[str] = field(default_factory=list)
     steps: StepTimes = field(default_factory=StepTimes)
     calls: TrainCalls = field(default_factory=TrainCalls)
     """The run's `train()` calls."""
@@ -269,8 +267,6 @@ class History:
                 self.tracker_runs[event.opening] = event.name
             case WarningGiven():
                 self.warnings += 1
-            case FaultInjected():
-                self.injections_fired.append(event.injection)
             case RankStarted():
                 self.calls.apply_rank_started(event)
             case RankCompleted():
@@ -541,7 +537,7 @@ def _known(value: int | None) -> int:
 
 EVENTS: tuple[type[Event], ...] = (
     RunStarted, RunEnded, StateChanged, StopRequested, WarningGiven, FreshInterpreters, TrackerRun,
-    FaultInjected, AttemptStarted, AttemptEnded, RankStarted, RankCompleted, RankCounted,
+    AttemptStarted, AttemptEnded, RankStarted, RankCompleted, RankCounted,
     TrainStarted, TrainEnded, TrainRestored, LoopLeft, ResumeChosen, ResumeMissed, RolledBack,
     StepCommitted, StepLogged, PhaseLearned, PhaseCosts, GrowthFound,
     SnapshotInterval, CheckpointStaged, CheckpointPublished, CheckpointFailed, CheckpointRejected, ModelSaved,

@@ -1,7 +1,7 @@
 """The injected faults of `--inject`: their kinds, their text, and which of them can still happen in a run.
 
 `KINDS` is the table of effects, default phases and parameters; the constructor of `Injection` checks what one
-may say. The configuration carries injections to every rank, where `runtime/rank/injected_faults.py` performs
+may say. The configuration carries injections to every rank, where `runtime/features/injections/` performs
 them. One fires once in a run, however many attempts the run takes: its canonical text identifies it in the
 journal. One with `rows` or `tokens` fires as often as more of them are computed at once. `check`, `remaining`
 and `armed` say which can happen in a run of a given size and which are left: for the command line, the ranks,

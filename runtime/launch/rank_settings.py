@@ -60,9 +60,6 @@ class RankSettings(pydantic.BaseModel):
     """The snapshot in memory that the ranks load; None if they load a checkpoint from disk, or nothing."""
     fresh_seeds: tuple[FreshSeeds, ...] = ()
     """Orders to sample anew from a step on, oldest first."""
-    injections_fired: tuple[str, ...] = ()
-    """Injections that have fired in this run, as canonical text."""
-
     features: dict[str, dict[str, Any]] = {}
     """What features have for the rank, by their names."""
     moved_rewards: tuple[MovedReward, ...] = ()

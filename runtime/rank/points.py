@@ -1,12 +1,14 @@
 """The points at which features take part in a rank.
 
-For each trainer that generates, `rollouts` once before training. What it adds is called around every rollout
-by `hooks/_rollout_hooks.py`, which has the order of all calls. Plain data, and methods that do nothing.
+In this order: `begin` before the script runs; `call` when a `train()` call or a loop begins; for each trainer
+that generates, `rollouts` once before training. What it adds is called around every rollout by
+`hooks/_rollout_hooks.py`, which has the order of all calls. Plain data, and methods that do nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -38,11 +40,35 @@ class RolloutPoints:
         return [next(filter(None, row), "") for row in zip(*found, strict=True)] if found else None
 
 
+@dataclass(frozen=True, kw_only=True)
+class Call:
+    """A `train()` call, or a hand-written loop, that begins.
+
+    Attributes:
+        models: the torch modules that it trains.
+        trainer: whose call it is; None for a loop.
+        leave_loop: ends the loop after the present step, on this rank alone; None for a `train()` call.
+    """
+
+    models: Iterable[Any]
+    trainer: Any = None
+    leave_loop: Callable[[], None] | None = None
+
+
 class RankFeature:
     """A feature in one rank. It overrides the points at which it takes part; the others do nothing."""
 
     name: ClassVar[str]
     """Under which its settings are in `RankSettings.features`."""
+
+    def begin(self, session: Session) -> None:
+        """Prepare this rank. Its session is open, and the script has not begun."""
+
+    def call(self, call: Call) -> AbstractContextManager[object]:
+        """Return what is entered for the length of a call. Collective: called on every rank before anything
+        of the call is hooked, and after the ranks have agreed on where it starts.
+        """
+        return nullcontext()
 
     def rollouts(self, trainer: Any, session: Session, train_call: int, points: RolloutPoints) -> None:
         """Add to the rollouts of a trainer that is about to train.

@@ -1,14 +1,14 @@
 """The points at which features take part in the supervisor.
 
 In this order: when an attempt is prepared, `begin_attempt`, then `rank_settings` for each rank; after a
-fault, once its verdict is known, `answer`. Features are asked in the order of
-`runtime.features.FEATURES`, and the first answer counts. `supervisor.py` and `faults.py` call them. Plain
-data, and methods that do nothing.
+fault, once its verdict is known, `answer`; when the run ends, `at_end`. Features are asked in the order of
+`runtime.features.FEATURES`, and the first answer counts. `supervisor.py`, `faults.py` and `outcome.py` call
+them. Plain data, and methods that do nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -17,6 +17,7 @@ from grpo_run.runtime.history.history import History
 from grpo_run.runtime.history.recovery import Decision
 from grpo_run.runtime.history.reporter import Reporter
 from grpo_run.runtime.history.run_directory import RunDirectory
+from grpo_run.runtime.launch.config import RunConfig
 from grpo_run.watchdog.verdict import Verdict
 
 
@@ -48,6 +49,20 @@ class Answer:
     act: Callable[[], None]
 
 
+@dataclass(frozen=True, kw_only=True)
+class EndRemark:
+    """What a feature says at the end of a run.
+
+    Attributes:
+        text: sentences, which are also a warning in the journal.
+        unfinished: why the run has not finished although its scripts have run to their end, as the end of a
+            sentence; empty if it has.
+    """
+
+    text: str
+    unfinished: str = ""
+
+
 class SupervisorFeature:
     """A feature in the supervisor of one run. It overrides the points at which it takes part; the
     others do nothing.
@@ -67,6 +82,15 @@ class SupervisorFeature:
         """Return what can be done against a fault, which the history contains as its last recovery."""
         return None
 
+    def at_end(self, exit_code: int, ranks: Collection[int]) -> EndRemark | None:
+        """Return what to say at the end of the run; the history contains everything but that.
 
-FeatureFactory = Callable[[RunDirectory, History, Reporter], SupervisorFeature]
+        Args:
+            exit_code: as decided so far.
+            ranks: global ranks of this node; empty if no rank was ever started.
+        """
+        return None
+
+
+FeatureFactory = Callable[[RunConfig, RunDirectory, History, Reporter], SupervisorFeature]
 """Makes a feature's part for one run. Raises `RunDirectoryError` for a file of the user that is not valid."""

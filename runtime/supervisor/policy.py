@@ -220,25 +220,22 @@ def has_finished(slots: Collection[Slot | None], history: History, signature: st
     return all_done(list(slots)) or repeated
 
 
-def why_not_finished(history: History, *, unsaved: str, missed_fault: bool, left_out: str) -> str:
+def why_not_finished(history: History, *, unsaved: str, refused: str, left_out: str) -> str:
     """Return why a run whose scripts have run to their end is given up, as sentences; empty if it has
     finished.
 
     Args:
         history: of the run.
         unsaved: what is missing on disk, as the end of a sentence; empty if nothing is.
-        missed_fault: an injected fault never happened, and the user asks for all of them.
+        refused: why the run has not finished for a feature, as the end of a sentence; empty if it has.
         left_out: which interrupted call the script has not repeated although the user asks for that, as a
             sentence; empty if none.
     """
     ended, at = "The script ran to its end", f" at step {history.step}"
     if unsaved:
         return f"{ended}{at}, but {unsaved}"
-    if missed_fault:
-        return (
-            f"{ended}{'' if history.no_trainer.seen else at}, but --strict-faults asks for all injected"
-            " faults."
-        )
+    if refused:
+        return f"{ended}{'' if history.no_trainer.seen else at}, but {refused}"
     return f"{left_out} --require-resume is set." if left_out else ""
 
 

@@ -121,7 +121,7 @@ class Supervisor:
         self.backups = CheckpointBackups(*links, warn=lambda text: self.warn(None, text))
         self._drains = self._schedule_drains(staging) if staging is not None else None
         self.lifecycle = Lifecycle(self._state_changed)
-        self.features = [make(run, self.history, self._reporter) for make in features]
+        self.features = [make(config, run, self.history, self._reporter) for make in features]
         self._faults = FaultHandler(
             config, run, lifecycle=self.lifecycle, reporter=self._reporter, history=self.history,
             features=self.features,
@@ -132,10 +132,10 @@ class Supervisor:
         self.stop = StopRequest(config.timeouts, self.history)
         self._host = HostWatch(run, config, self._drains, self._reporter, self.history, self.stop)
         self._advice = Advice(lambda: read_facts(run.path), lambda text: self.warn(None, text))
-        self._no_trainer = NoTrainerWatch(config.injections, self.lifecycle, self._reporter, self.history)
+        self._no_trainer = NoTrainerWatch(self.lifecycle, self._reporter, self.history)
         self._outcome = RunOutcome(
             config, run.incidents, live=self._live, reporter=self._reporter, lifecycle=self.lifecycle,
-            drains=self._drains,
+            drains=self._drains, features=self.features,
             interrupted=lambda: self.stop.noted or self.stop.requested,
         )  # fmt: skip
         self.attempt = Attempt(run, self.history.attempts - 1, warn=self.warn)

@@ -43,6 +43,7 @@ DECIDERS = {
         "events", "history", "progress", "sample_masking", "lifecycle", "memory_findings",
         "no_trainer_script", "recovery", "rewards", "totals", "train_calls", "wall_states",
     },
+    "runtime.features.injections": {"events", "settings"},
     "runtime.features.quarantine": {"events", "settings", "shown"},
     "runtime.launch": {"config", "guard_options", "injections"},
     "runtime.memory": {"facts", "plan"},
@@ -150,7 +151,7 @@ def test_the_forkserver_imports_what_a_rank_uses() -> None:
     used = {name for folder in folders for name in modules_in(f"runtime.rank.{folder}")} | modules_in(
         "runtime.rank"
     )
-    only_if_used = {"runtime.rank.consensus", "runtime.rank.injected_faults", "runtime.rank.injector"}
+    only_if_used = {"runtime.rank.consensus"}
     named = {word.removeprefix("grpo_run.") for word in imports("runtime.rank.preload")} & FILES.keys()
     loaded = {"runtime.rank.preload"}.union(*(modules_loaded_with(name)[0] for name in named))
     assert used - loaded <= only_if_used

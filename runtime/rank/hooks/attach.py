@@ -54,6 +54,8 @@ def install_guard(session: Session, features: Sequence[RankFeature] = ()) -> Non
     """
     guard = guard_of(session)
     guard.features = tuple(features)
+    for feature in features:
+        feature.begin(session)
     install_trackers(session)
     for module, watch in (
         ("torch.optim.optimizer", watch_optimizer_steps),

@@ -29,6 +29,7 @@ from grpo_run.runtime.rank.hooks._resume import RestoredCall, epochs_skipped, fa
 from grpo_run.runtime.rank.hooks._rollout_hooks import rollouts_hooked
 from grpo_run.runtime.rank.learning import LearningGuards, StepReader, read_steps
 from grpo_run.runtime.rank.memory_plan.facts import publish_facts
+from grpo_run.runtime.rank.points import Call
 from grpo_run.runtime.rank.resuming import request
 from grpo_run.runtime.rank.resuming.renamed_weights import restore_renamed_weights
 from grpo_run.runtime.rank.rollouts.capping import capping_of
@@ -134,9 +135,8 @@ def run_train_call(
         )
         exact.script_decides_anew = resume.decides_anew
         hooks.callback(exact.close)
-        if session.injector is not None:
-            session.injector.prepare(session.votes.maximum)
-            hooks.enter_context(session.injector.attached(trainer))
+        for feature in guard.features:
+            hooks.enter_context(feature.call(Call(models=[trainer.model], trainer=trainer)))
         hooks.enter_context(rollouts_hooked(trainer, guard, call.ordinal, step_vote))
         hooks.enter_context(read_steps(trainer, reader))
         hooks.enter_context(record_model_activity(trainer, session))

@@ -33,6 +33,7 @@ from grpo_run.runtime.rank.loops._rank_state import LoadedRankState, Randomness
 from grpo_run.runtime.rank.loops._state import LoopState
 from grpo_run.runtime.rank.loops.data_position import DataPosition
 from grpo_run.runtime.rank.memory_plan.settings import warn_of_no_effect
+from grpo_run.runtime.rank.points import Call
 from grpo_run.runtime.rank.resuming.request import ResumeChoice, output_directory
 from grpo_run.runtime.rank.saving.contents import CheckpointContents
 from grpo_run.runtime.rank.saving.saver import Saver
@@ -188,10 +189,9 @@ class SupervisedLoop:
         )
         agreed = agree_on_resume(session, call, None, facts, claimed=guard.claimed)
         self._call, resume = guard.recognize(call, agreed.choice.ordinal), agreed.choice
-        if session.injector is not None:
-            session.injector.prepare(session.votes.maximum)
-            modules = self._state.modules.values()
-            self._hooks.enter_context(session.injector.attached_to_loop(self._leave_early, modules))
+        for feature in guard.features:
+            begun = Call(models=self._state.modules.values(), leave_loop=self._leave_early)
+            self._hooks.enter_context(feature.call(begun))
         self._contents = LoopContents(
             session, self._call, self._state, limit=save_total_limit, write_rank_state=self._write_rank_state
         )
@@ -287,8 +287,6 @@ class SupervisedLoop:
     def begin_step(self) -> None:
         """Publish that the body of a step begins; its data has been read."""
         self._events.step_begins(self.step + 1)
-        if self._session.injector is not None:
-            self._session.injector.on_body(self.step + 1)
 
     def commit(self) -> None:
         """Count the step in progress: vote on it, and save what is due. Collective.
@@ -403,7 +401,7 @@ class SupervisedLoop:
         )
 
     def _leave_early(self) -> None:
-        """Injected: stop iterating after the present step, on this rank alone."""
+        """Stop iterating after the present step, on this rank alone: a fault that a feature causes."""
         self._leaves_early = True
 
     def _before_optimizer(self) -> None:

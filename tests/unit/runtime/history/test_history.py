@@ -229,16 +229,6 @@ def test_the_json_object_of_a_recovery() -> None:
     }  # fmt: skip
 
 
-def test_injected_faults_are_remembered_over_attempts() -> None:
-    """Each one is injected once per run; its text identifies it."""
-    history = replay(
-        (1.0, "fault_injected", {"injection": "kill@rank1:step7", "rank": 1}),
-        attempt(2.0, 1),
-        (3.0, "fault_injected", {"injection": "hang@rank0:step9", "rank": 0}),
-    )
-    assert history.injections_fired == ["kill@rank1:step7", "hang@rank0:step9"]
-
-
 def test_steps_committed_between_two_polls_count_fully() -> None:
     """The supervisor polls ten times a second; fast steps are observed several at once."""
     history = replay(started(0), attempt(0), train(0), commit(5, 3), commit(10, 8), ended(10, 0))

@@ -18,7 +18,7 @@ from grpo_run.runtime.history.history import History
 from grpo_run.runtime.history.journal import JournalReader
 
 HERE = Path(__file__).parent
-FEATURES = {"quarantine": "Quarantine"}
+FEATURES = {"injections_fired": "FiredInjections", "quarantine": "Quarantine"}
 """What features replay now, by the field of that history."""
 
 

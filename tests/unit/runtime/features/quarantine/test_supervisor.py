@@ -35,7 +35,8 @@ class Quarantined:
         self.live = LiveHistory(self.run.journal, "run", parts=[HISTORY()])
         self.said: list[str] = []
         reporter = Reporter(self.live, str(path), self.said.append)
-        self.feature = PART(self.run, self.live.history, reporter)
+        config: Any = None  # has nothing for it
+        self.feature = PART(config, self.run, self.live.history, reporter)
         self.live.write(event("incident", step=7, train_call=1, cause="exception", culprit=1))
         self.files = AttemptFiles(self.run, 1)
         assert self.files.make() is None

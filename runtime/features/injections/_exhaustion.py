@@ -1,6 +1,6 @@
 """The places in a step at which the injected faults `oom` and `oom-nccl` raise.
 
-Attached by `injector.py` to a trainer or to the models of a loop, in a rank that has such a fault. Reports
+Attached by `rank.py` to a trainer or to the models of a loop, in a rank that has such a fault. Reports
 each place with the number of rows and tokens that are computed there at once; does not decide whether memory
 runs out. Changes no value. Also has the errors that are raised.
 """

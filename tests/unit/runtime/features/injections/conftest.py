@@ -7,8 +7,8 @@ import time
 import pytest
 from support.builders.trainers.injections import Log
 
-from grpo_run.runtime.rank import injector
-from grpo_run.runtime.rank.injected_faults import FAULTS
+from grpo_run.runtime.features.injections import rank
+from grpo_run.runtime.features.injections._faults import FAULTS
 
 
 @pytest.fixture
@@ -25,7 +25,7 @@ def logged_faults(monkeypatch: pytest.MonkeyPatch, log: Log) -> None:
             FAULTS, name, lambda context, injection: log.lines.append(f"{injection} on {context.rank}")
         )
     monkeypatch.setattr(
-        injector, "common_collective", lambda context: log.lines.append(f"common on {context.rank}")
+        rank, "common_collective", lambda context: log.lines.append(f"common on {context.rank}")
     )
 
 

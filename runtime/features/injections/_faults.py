@@ -1,8 +1,8 @@
 """The faults that `--inject` can cause in a rank, one function per kind.
 
-Called by `injector.py`, which decides when. Faults stand for mistakes in the user's own script, so the
+Called by `rank.py`, which decides when. Faults stand for mistakes in the user's own script, so the
 watchdog treats this file's frames as the user's; each kind has its own function, so that a stack names the
-kind. Memory runs out in `injected_exhaustion.py`, because that is a trainer's mistake. Nothing here draws a
+kind. Memory runs out in `_exhaustion.py`, because that is a trainer's mistake. Nothing here draws a
 random number or changes the model: a recovered run ends with the weights of a run without faults.
 """
 
@@ -21,8 +21,8 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from grpo_run.runtime.errors import ConfigError
+from grpo_run.runtime.features.injections._exhaustion import exhaust_memory, exhaust_memory_in_nccl
 from grpo_run.runtime.launch.injections import Injection
-from grpo_run.runtime.rank.injected_exhaustion import exhaust_memory, exhaust_memory_in_nccl
 from grpo_run.watchdog.observation import Phase
 
 ELEMENTS, OTHER_ELEMENTS = 7, 5
@@ -91,7 +91,7 @@ def _mismatched_shape(context: FaultContext, injection: Injection) -> None:
 
 
 def _mismatched_group(context: FaultContext, injection: Injection) -> None:
-    assert context.other_group is not None, "Injector.prepare() is called before training"
+    assert context.other_group is not None, "`Injector.taking_part` is entered before training"
     require_distributed(context).all_reduce(_ones(ELEMENTS), group=context.other_group)
 
 
@@ -104,7 +104,7 @@ def _exit(context: FaultContext, injection: Injection) -> NoReturn:
 
 
 def _return_early(context: FaultContext, injection: Injection) -> None:
-    assert context.end_call is not None, "Injector.attached() is entered before training"
+    assert context.end_call is not None, "`Injector.taking_part` is entered before training"
     context.end_call()
 
 
@@ -113,7 +113,7 @@ def _slow(context: FaultContext, injection: Injection) -> None:
 
 
 def _slow_generation(context: FaultContext, injection: Injection) -> None:
-    assert context.trainer is not None, "Injector.attached() is entered before training"
+    assert context.trainer is not None, "`Injector.taking_part` is entered before training"
 
     def slow_forward_pass(module: Any, arguments: Any) -> None:
         if Phase.generate in context.open_phases():

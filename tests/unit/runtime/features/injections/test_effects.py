@@ -9,10 +9,9 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from support.builders.trainers.injections import Log, make, steps
+from support.builders.trainers.injections import InjectedRank, Log
 
-from grpo_run.runtime.rank import injected_faults
-from grpo_run.runtime.rank.injector import Injector
+from grpo_run.runtime.features.injections import _faults
 from grpo_run.runtime.upstream import trainer_names
 from grpo_run.watchdog.observation import Phase
 
@@ -20,7 +19,7 @@ from grpo_run.watchdog.observation import Phase
 def test_an_injected_exit_has_code_0(log: Log) -> None:
     """Like a script that calls `sys.exit(0)`."""
     with pytest.raises(SystemExit) as caught:
-        steps(make(log, "exit@rank1:step2"), 1, 3)
+        InjectedRank(log, "exit@rank1:step2").steps(1, 3)
     assert caught.value.code == 0
 
 
@@ -32,9 +31,9 @@ def test_a_fault_with_a_length_ends(log: Log, monkeypatch: pytest.MonkeyPatch) -
         "hang@rank1:step1:seconds=5", "slow@rank1:step1", "hang@rank1:step1:phase=data:seconds=7",
         "hang@rank1:step1:phase=checkpoint:seconds=8", "lock@rank1:step1:seconds=0.001",
     ]  # fmt: skip
-    injector = make(log, *texts)
-    steps(injector, 1, 1)
-    injector.on_phase(Phase.checkpoint, 2)
+    rank = InjectedRank(log, *texts)
+    rank.steps(1, 1)
+    rank.enter(Phase.checkpoint, 2)
     assert slept == [7.0, 5.0, 1.0, 8.0]
     assert len(log.records) == 5
 
@@ -54,23 +53,23 @@ def test_a_hang_without_a_length_does_not_end(log: Log, monkeypatch: pytest.Monk
 
     monkeypatch.setattr(time, "sleep", sleep)
     with pytest.raises(_EndSleep):
-        steps(make(log, "hang@rank1:step1"), 1, 1)
+        InjectedRank(log, "hang@rank1:step1").steps(1, 1)
 
 
 def test_an_early_return_ends_training_on_this_rank(log: Log) -> None:
     """When the step is over, after what the ranks have agreed on."""
     from transformers import TrainerControl
 
-    injector = make(log, "return@rank1:step2")
+    rank = InjectedRank(log, "return@rank1:step2")
     trainer = types.SimpleNamespace(control=TrainerControl(), model=None)
 
     def agree() -> None:
         trainer.control.should_training_stop = False
 
     setattr(trainer, trainer_names.AFTER_STEP, agree)
-    with injector.attached(trainer):
+    with rank.call(trainer=trainer):
         for step, leaves in ((1, False), (2, True)):
-            steps(injector, step, step)
+            rank.steps(step, step)
             getattr(trainer, trainer_names.AFTER_STEP)()
             assert trainer.control.should_training_stop is leaves
 
@@ -80,17 +79,16 @@ class Generating:
 
     def __init__(self) -> None:
         self.model = torch.nn.Linear(1, 1)
-        self.injector: Injector | None = None
-        self.open: tuple[Phase, ...] = ()
+        self.rank: InjectedRank | None = None
         self.step = 0
 
     def _generate(self, passes: int) -> str:
-        assert self.injector is not None
-        self.open = (Phase.forward_backward, Phase.score, Phase.generate)
-        self.injector.on_phase(Phase.generate, self.step)
+        assert self.rank is not None
+        self.rank.open_phases = (Phase.forward_backward, Phase.score, Phase.generate)
+        self.rank.enter(Phase.generate, self.step)
         for _ in range(passes):
             self.model(torch.ones(1))
-        self.open = (Phase.forward_backward,)
+        self.rank.open_phases = (Phase.forward_backward,)
         return "done"
 
 
@@ -98,8 +96,8 @@ def test_generation_is_slow_in_its_step_only(log: Log, slept: list[float]) -> No
     """Other forward passes keep their speed."""
     trainer = Generating()
     text = "slow-generation@rank1:step2:seconds=0.5"
-    injector = trainer.injector = make(log, text, open_phases=lambda: trainer.open)
-    with injector.attached(trainer):
+    trainer.rank = InjectedRank(log, text)
+    with trainer.rank.call(trainer=trainer):
         trainer.step = 1
         assert trainer._generate(2) == "done"
         assert slept == []
@@ -118,7 +116,7 @@ def test_the_exit_handler_hangs_at_exit(
     """Registering it does not block."""
     handlers: list[Callable[[], None]] = []
     monkeypatch.setattr(atexit, "register", handlers.append)
-    steps(make(log, "exit-hang@rank1:step2:seconds=4"), 1, 3)
+    InjectedRank(log, "exit-hang@rank1:step2:seconds=4").steps(1, 3)
     assert slept == []
     handlers[0]()
     assert slept == [4.0]
@@ -128,6 +126,6 @@ def test_the_random_state_is_unchanged(log: Log, monkeypatch: pytest.MonkeyPatch
     """A recovered run ends with the weights of a run without faults."""
     monkeypatch.setattr(torch.distributed, "get_backend", lambda: "gloo")
     before = torch.random.get_rng_state()
-    injected_faults._ones(3)
-    steps(make(log, "slow@rank1:step2", "hang@rank1:step3:seconds=1"), 1, 4)
+    _faults._ones(3)
+    InjectedRank(log, "slow@rank1:step2", "hang@rank1:step3:seconds=1").steps(1, 4)
     assert torch.equal(torch.random.get_rng_state(), before)
