@@ -24,7 +24,6 @@ from grpo_run.runtime.processes.adoption import adopt_orphans, own_children
 from grpo_run.runtime.processes.starting import VARIABLE
 from grpo_run.runtime.supervisor.run_memory import config_for_ranks
 from grpo_run.runtime.supervisor.supervisor import Supervisor
-from grpo_run.watchdog.observation import Phase
 from grpo_run.watchdog.run_processes.ownership import TOKEN_VARIABLE, RunProcesses
 
 if TYPE_CHECKING:
@@ -152,7 +151,6 @@ def rank_environment(supervisor: Supervisor, rank: int, world_size: int) -> dict
     """Return the environment variables that the bootstrap of one rank reads."""
     config, files = supervisor.config, supervisor.attempt.files
     plan = supervisor.history.memory.plan
-    rewarded = supervisor.history.phases.get(Phase.reward)
     settings = RankSettings(
         config=config_for_ranks(config, plan),
         attempt=supervisor.attempt.number,
@@ -171,8 +169,6 @@ def rank_environment(supervisor: Supervisor, rank: int, world_size: int) -> dict
         expected_snapshot=supervisor.expected_snapshot,
         fresh_seeds=orders_of(supervisor.history.recoveries),
         features=supervisor.rank_settings(rank),
-        moved_rewards=tuple(supervisor.history.rewards.moved),
-        reward_durations=rewarded.as_json() if rewarded is not None else None,
         memory_plan=plan,
         tracker_runs=supervisor.history.tracker_runs,
         cpus=config.rank_cpus[rank % len(config.rank_cpus)] if config.rank_cpus else (),

@@ -19,9 +19,9 @@ import importlib
 import importlib.util
 from types import ModuleType
 
-from grpo_run.runtime.features import injections, quarantine
+from grpo_run.runtime.features import injections, quarantine, reward_workers
 
-FEATURES: tuple[ModuleType, ...] = (injections, quarantine)
+FEATURES: tuple[ModuleType, ...] = (injections, reward_workers, quarantine)
 """All features, in the order in which they are asked."""
 
 

@@ -72,13 +72,6 @@ from grpo_run.runtime.history.recovery import (
     apply_progress,
     apply_resumed,
 )
-from grpo_run.runtime.history.rewards import (
-    RewardCalls,
-    RewardFailed,
-    RewardMoved,
-    RewardRecord,
-    RewardWorkerReplaced,
-)
 from grpo_run.runtime.history.sample_masking import (
     GroupMasked,
     MaskedSamples,
@@ -86,7 +79,7 @@ from grpo_run.runtime.history.sample_masking import (
     RewardsRepeated,
     SampleMasked,
 )
-from grpo_run.runtime.history.totals import CheckpointTotals, RankTotals
+from grpo_run.runtime.history.totals import CheckpointTotals, RankTotals, RewardCalls, RewardTotals
 from grpo_run.runtime.history.train_calls import KnownCall, TrainCalls
 from grpo_run.runtime.history.wall_states import WallState, WallStates
 from grpo_run.runtime.memory.plan import MemoryPlanGiven, MemoryRecord, PlanChanged
@@ -102,7 +95,7 @@ class HistoryPart(Protocol):
     """What one feature replays from its events.
 
     Attributes:
-        EVENTS: their types.
+        EVENTS: their types; also events of the core, which are applied there first.
     """
 
     EVENTS: ClassVar[tuple[type[Event], ...]]
@@ -181,7 +174,7 @@ class History:
     """
     no_trainer: NoTrainerScript = field(default_factory=NoTrainerScript)
     """What the script trains by itself, with no Trainer and no loop."""
-    rewards: RewardRecord = field(default_factory=RewardRecord)
+    rewards: RewardTotals = field(default_factory=RewardTotals)
     """The run's reward functions."""
     memory: MemoryRecord = field(default_factory=MemoryRecord)
     """What has been changed so that the run needs less memory."""
@@ -323,17 +316,16 @@ class History:
                 self.memory_trace.apply_snapshot(event)
             case SampleMasked() | GroupMasked() | NanReadAsNone() | RewardsRepeated():
                 self.masked.apply(event)
-            case RewardMoved() | RewardFailed() | RewardCalls() | RewardWorkerReplaced():
+            case RewardCalls():
                 self.rewards.apply(event)
-            case _:
-                for part in self.parts:
-                    if isinstance(event, part.EVENTS):
-                        part.apply(event)
+        for part in self.parts:
+            if isinstance(event, part.EVENTS):
+                part.apply(event)
 
     @property
     def decoder(self) -> EventDecoder:
         """Reads the events that this history is made of."""
-        own = [kind for part in self.parts for kind in part.EVENTS]
+        own = [kind for part in self.parts for kind in part.EVENTS if kind not in EVENTS]
         return EventDecoder((*EVENTS, *own)) if own else DECODER
 
     def part(self, kind: type[AnyPart]) -> AnyPart:
@@ -443,7 +435,6 @@ class History:
         # also a script that loads its checkpoint itself, before it calls `train()`
         resuming = self.calls.resuming or (bool(event.starting) and self.calls.awaited)
         self.recoveries.append(Recovery.of(event, self.train_call, resuming=resuming))
-        self.rewards.apply_incident(event)
 
     def _guard_tripped(self, event: LearningGuardTripped) -> None:
         self.guard_trips[event.guard] += 1
@@ -545,7 +536,7 @@ EVENTS: tuple[type[Event], ...] = (
     TrainsWithoutTrainer, StateSaved, ScriptCheckpointSaved,
     MemoryShort, MemoryRestart, PlanChanged, MemoryPlanGiven, MemoryFound, AllocatorSnapshotSaved,
     SampleMasked, GroupMasked, NanReadAsNone, RewardsRepeated,
-    RewardMoved, RewardFailed, RewardCalls, RewardWorkerReplaced,
+    RewardCalls,
 )  # fmt: skip
 """All events that a reader of a run takes as such; others are for people, and for one reader each."""
 DECODER = EventDecoder(EVENTS)

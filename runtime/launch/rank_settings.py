@@ -14,7 +14,6 @@ import pydantic
 
 from grpo_run.runtime.history.progress import PRIOR_FAILURE_SECONDS
 from grpo_run.runtime.history.recovery import FreshSeeds
-from grpo_run.runtime.history.rewards import MovedReward
 from grpo_run.runtime.history.train_calls import KnownCall
 from grpo_run.runtime.launch.config import RunConfig
 from grpo_run.runtime.memory.plan import MemoryPlan
@@ -62,21 +61,12 @@ class RankSettings(pydantic.BaseModel):
     """Orders to sample anew from a step on, oldest first."""
     features: dict[str, dict[str, Any]] = {}
     """What features have for the rank, by their names."""
-    moved_rewards: tuple[MovedReward, ...] = ()
-    """Reward functions that run in workers because they have hung."""
-    reward_durations: dict[str, Any] | None = None
-    """How long rewards took in earlier attempts, as JSON; None if that is not known."""
     memory_plan: MemoryPlan = MemoryPlan()
     """What is changed so that this attempt needs less memory."""
     tracker_runs: dict[str, str] = {}
     """The names of runs that trackers opened in earlier attempts, by opening."""
     cpus: tuple[int, ...] = ()
     """CPUs that the rank may use; empty for those that it inherits."""
-
-    @property
-    def uses_reward_workers(self) -> bool:
-        """Whether reward functions of this rank may run in workers."""
-        return self.config.reward_workers > 0 or bool(self.moved_rewards)
 
     @property
     def first_attempt(self) -> bool:

@@ -6,7 +6,7 @@ collectives, `heartbeat.py` shows that the interpreter runs, and `learning.py` a
 `preload.py` runs in the forkserver.
 
 The rooms, lower ones first: `exact/`, `memory/` and `memory_trace/`; `saving/` and `memory_plan/`;
-`resuming/`; `step/`; `rollouts/`; `rewards/`; `hooks/` for Trainers and `loops/` for hand-written loops. A
+`resuming/`; `step/`; `rollouts/`; `hooks/` for Trainers and `loops/` for hand-written loops. A
 room imports rooms before it, the modules of this one, the shared rooms of `runtime/` and `watchdog/`; never
 `runtime/supervisor/`. Does not decide what follows a fault.
 """

@@ -26,7 +26,6 @@ from grpo_run.runtime.history.history import History
 from grpo_run.runtime.history.lifecycle import Lifecycle, RunEvent
 from grpo_run.runtime.history.recovery import Action, Decision
 from grpo_run.runtime.history.reporter import Reporter
-from grpo_run.runtime.history.rewards import FAILURES_TO_MOVE, RewardMoved
 from grpo_run.runtime.history.run_directory import RunDirectory
 from grpo_run.runtime.launch.config import RunConfig
 from grpo_run.runtime.supervisor.attempt import Attempt, Exits
@@ -156,6 +155,7 @@ class FaultHandler:
             stopping=stopping,
             can_go_back=self._can_go_back(verdict),
             answer=answer.decision if answer is not None else None,
+            at_once=answer is not None and answer.at_once,
             starts_over=self._config.may_start_over,
             wrong_settings=usage is not None,
             out_of_memory=memory.decision if memory is not None else None,
@@ -176,8 +176,6 @@ class FaultHandler:
         if memory is not None and memory.change is not None and decision is memory.decision:
             self._memory.change(memory.change)
         self._reporter.write(AttemptEnded(cause=str(verdict.cause), action=str(decision.action)))
-        if restart:
-            self._move_reward()
         if answer is not None and decision is answer.decision:
             answer.act()
         tell_ranks(context, verdict)
@@ -213,28 +211,6 @@ class FaultHandler:
         trip = verdict.trip
         call = self._history.recoveries[-1].train_call
         return trip is None or can_go_back(self._history, self._config, call, trip.onset)
-
-    def _move_reward(self) -> None:
-        """Let the next attempt run a reward function in a worker that has failed too often, and say so."""
-        moved = self._history.rewards.due
-        if moved is None:
-            return
-        self._reporter.write(
-            RewardMoved(
-                step=self._history.recoveries[-1].step,
-                file=moved.file,
-                function=moved.function,
-                failures=FAILURES_TO_MOVE,
-            )
-        )
-        if self._config.reward_workers:
-            return  # it has stayed in the rank for a reason, which a warning has given
-        what = "raised" if self._history.rewards.last_raised else "not returned in time"
-        self._reporter.notify(
-            f"{moved.name} has {what} {FAILURES_TO_MOVE} times at one step: the next attempt runs it in a"
-            " worker process, where only the samples that it fails on are excluded; `--reward-workers` does"
-            " so from the start"
-        )
 
     def report_slow_stop(self, context: IncidentContext) -> None:
         """Collect evidence of ranks that did not stop in time. They are terminated next."""

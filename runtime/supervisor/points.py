@@ -43,10 +43,12 @@ class Answer:
     Attributes:
         decision: taken in place of giving the run up, if the budget allows a restart.
         act: called once the decision is in the journal, before the next attempt.
+        at_once: it is taken although the failure may not repeat.
     """
 
     decision: Decision
     act: Callable[[], None]
+    at_once: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

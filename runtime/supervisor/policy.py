@@ -128,6 +128,7 @@ def decide(
     stopping: bool,
     can_go_back: bool = True,
     answer: Decision | None = None,
+    at_once: bool = False,
     starts_over: bool = False,
     wrong_settings: bool = False,
     out_of_memory: Decision | None = None,
@@ -141,6 +142,7 @@ def decide(
         stopping: a stop was requested, so nothing is restarted.
         can_go_back: for a learning guard, see `decide_trip`.
         answer: what a feature offers if the failure would only repeat.
+        at_once: take the answer although it may not.
         starts_over: a new run follows if this one cannot be resumed.
         wrong_settings: a rank has found an error that the user has to correct.
         out_of_memory: what `decide_out_of_memory` answers, or `decide_generation_stall`; None for other
@@ -171,10 +173,11 @@ def decide(
         )
     trained = history.best_position > (0, 0)
     if (
-        history.rewards.due is not None
+        answer is not None
+        and at_once
         and 0 < history.failures_without_progress <= budget.failures_without_progress
     ):
-        return Decision(action=Action.restart, reason=start_of(history))
+        return answer
     if (
         (trained or history.no_trainer.checkpoint is not None)
         and _deserves_patience(history, verdict)

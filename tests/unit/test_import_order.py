@@ -41,14 +41,14 @@ DECIDERS = {
     "runtime.checkpoints": {"compatibility"},
     "runtime.history": {
         "events", "history", "progress", "sample_masking", "lifecycle", "memory_findings",
-        "no_trainer_script", "recovery", "rewards", "totals", "train_calls", "wall_states",
+        "no_trainer_script", "recovery", "totals", "train_calls", "wall_states",
     },
     "runtime.features.injections": {"events", "settings"},
     "runtime.features.quarantine": {"events", "settings", "shown"},
+    "runtime.features.reward_workers": {"deadlines", "events", "settings"},
     "runtime.launch": {"config", "guard_options", "injections"},
     "runtime.memory": {"facts", "plan"},
     "runtime.rank.memory": {"cleanup_policy"},
-    "runtime.rank.rewards": {"deadlines"},
     "runtime.rank.saving": {"cadence"},
     "runtime.snapshots": {"drain_messages"},
     "runtime.supervisor": {"policy", "stop_means"},
@@ -174,10 +174,14 @@ def test_no_module_imports_a_folder_without_its_package() -> None:
 def process(name: str) -> str:
     """Return the folder of the one process in which a module runs; empty for what several share.
 
-    A feature's module is named for it. The composition of processes may import both.
+    A feature's module is named for it, and a private one is of the process in which all who import it are.
+    The composition of processes may import both.
     """
     parts = name.split(".")
     if parts[:2] == ["runtime", "features"] and len(parts) == 4:
+        if parts[3].startswith("_"):
+            users = {process(user) for user in modules_in(".".join(parts[:3])) if name in edges(user)}
+            return users.pop() if len(users) == 1 else ""
         return f"runtime.{parts[3]}" if f"runtime.{parts[3]}" in PROCESSES else ""
     return next((folder for folder in PROCESSES if f"{name}.".startswith(f"{folder}.")), "")
 

@@ -12,11 +12,11 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
-from grpo_run.runtime.rank.hooks._phases import mark_rewards, marked
+from grpo_run.runtime.rank.generators import read_generators, write_generators
+from grpo_run.runtime.rank.hooks._phases import marked
+from grpo_run.runtime.rank.hooks._reward_functions import rewards_wrapped
 from grpo_run.runtime.rank.hooks._tools import mark_tools
 from grpo_run.runtime.rank.points import RolloutPoints
-from grpo_run.runtime.rank.rewards.generators import read_generators, write_generators
-from grpo_run.runtime.rank.rewards.served import rewards_of
 from grpo_run.runtime.rank.rollouts.capping import Capping, capping_of
 from grpo_run.runtime.rank.rollouts.counting import counted
 from grpo_run.runtime.rank.rollouts.generate_calls import in_sub_batches
@@ -49,7 +49,6 @@ def rollouts_hooked(
     sharded = description.layout(trainer) != description.REPLICATED
     parts = session.settings.memory_plan.generation_sub_batches
     with ExitStack() as hooks:
-        hooks.enter_context(rewards_of(session).served(trainer))
         sub_batches = in_sub_batches(trainer, parts, sharded=sharded, warn=session.warn)
         caps = capping_of(trainer, session, train_call, step_vote.report_timed_out)
         points = RolloutPoints()
@@ -85,7 +84,7 @@ def rollouts_hooked(
             ),
             "evaluate": (marked(Phase.eval, slot, fingerprint),),
         }
-        mark_rewards(trainer, slot, session.step_costs)
+        hooks.enter_context(rewards_wrapped(trainer, session, points.reward_functions))
         if caps is not None:
             hooks.enter_context(caps.prepared())
         hooks.enter_context(wrapped_methods(trainer, around))

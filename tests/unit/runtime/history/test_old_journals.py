@@ -18,7 +18,9 @@ from grpo_run.runtime.history.history import History
 from grpo_run.runtime.history.journal import JournalReader
 
 HERE = Path(__file__).parent
-FEATURES = {"injections_fired": "FiredInjections", "quarantine": "Quarantine"}
+FEATURES = {
+    "injections_fired": "FiredInjections", "quarantine": "Quarantine", "reward_failures": "RewardFailures",
+}  # fmt: skip
 """What features replay now, by the field of that history."""
 
 

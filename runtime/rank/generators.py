@@ -1,7 +1,8 @@
 """States of the global random generators of Python, NumPy and torch, sent to a worker and back.
 
 A reward function in a worker thus draws what it would have drawn in the rank, and the rank's next draws are
-those after it. Called by `_service.py` in the rank and by `_worker.py`. Generators that are not loaded here
+those after it. Called around what may be done again: a call in another
+process, rewards that are repeated, a resume. Generators that are not loaded here
 are left alone.
 """
 

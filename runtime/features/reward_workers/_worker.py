@@ -21,11 +21,10 @@ import traceback
 import types
 from typing import Any, NoReturn
 
-from grpo_run.runtime.history.rewards import FailureKind
-from grpo_run.runtime.rank.rewards import _packing as packing
-from grpo_run.runtime.rank.rewards import _process_group as process_group
-from grpo_run.runtime.rank.rewards._messages import Failure, Reply, Task, receive, send, send_beat
-from grpo_run.runtime.rank.rewards.generators import read_generators, write_generators
+from grpo_run.runtime.features.reward_workers import _packing as packing
+from grpo_run.runtime.features.reward_workers._messages import Failure, Reply, Task, receive, send, send_beat
+from grpo_run.runtime.features.reward_workers.events import FailureKind
+from grpo_run.runtime.rank.generators import read_generators, write_generators
 
 RECORDED = ("log_extra", "log_metric")
 """Arguments that are the rank's own functions: calls of them are recorded here and made in the rank."""
@@ -38,6 +37,7 @@ MAX_TRACEBACK_CHARACTERS = 16 * 1024
 def work(tasks: socket.socket) -> NoReturn:
     """Run the tasks that arrive through a channel until the rank closes it."""
     beating = _Heartbeat(tasks)
+    _refuse_process_group()
     # a function may start processes that look up its helpers by name; they must not run a script again
     sys.modules["__main__"] = types.ModuleType("__main__")
     faulthandler.enable()  # a crash shows its line in the rank's output
@@ -95,7 +95,7 @@ class _Worker:
         try:
             function, before = self._function(task)
             arguments = pickle.loads(task.arguments)
-        except Exception as error:  # noqa: BLE001 - loading imports libraries
+        except (Exception, ProcessGroupUsedError) as error:  # noqa: BLE001 - loading imports libraries
             return Reply(stays=f"cannot be loaded in another process ({_line(error)})")
         for name in RECORDED:
             if name in arguments:
@@ -104,17 +104,18 @@ class _Worker:
         columns = {name: value for name, value in arguments.items() if name not in NOT_COLUMNS}
         given = packing.dump(columns).content
         write_generators(task.generators)
-        began = time.monotonic()
+        _uses_of_group.clear()
+        began, failure, values = time.monotonic(), None, None
         try:
-            with process_group.refused():
-                returned = self._call(function, arguments)
-            values = checked(returned, len(arguments["prompts"]))
-        except process_group.ProcessGroupUsedError:
-            return Reply(stays=USES_GROUP)
-        except (Exception, SystemExit, KeyboardInterrupt) as error:  # noqa: BLE001 - whatever the function raises
+            values = listed(self._call(function, arguments), len(arguments["prompts"]))
+        except BaseException as error:  # noqa: BLE001 - whatever the function raises
             kind = FailureKind.output if isinstance(error, OutputError) else FailureKind.exception
-            return Reply(records=records, failure=_failure(kind, error))
+            failure = _failure(kind, error)
         seconds = time.monotonic() - began
+        if _uses_of_group:  # also if the function has handled that
+            return Reply(stays=USES_GROUP)
+        if failure is not None:
+            return Reply(records=records, failure=failure)
         if not _is_unchanged(function, before):
             return Reply(stays="changes its own state")
         if not _is_unchanged(columns, given):
@@ -188,42 +189,54 @@ def _line(error: BaseException) -> str:
 
 
 class OutputError(ValueError):
-    """A reward function has returned something else than one number or None for each completion."""
+    """A reward function has not returned one value for each completion."""
 
 
-def checked(output: Any, expected: int) -> list[Any]:
-    """Return the output as a list of int, float, bool and None.
-
-    NaN and infinities are numbers here: what they mean is decided where rewards are combined.
+def listed(output: Any, expected: int) -> list[Any]:
+    """Return the output as a list. What its values mean is decided where rewards are combined.
 
     Args:
         output: any iterable, also a tensor or an array.
         expected: the number of completions.
 
     Raises:
-        OutputError: the number of values is another one, or a value is not a number.
+        OutputError: the number of values is another one.
     """
-    if output is None or isinstance(output, (str, bytes, dict)):
-        raise OutputError(f"returned {_name(output)} instead of a list of {expected} rewards")
     try:
-        values = list(output)
+        values = list(output.tolist() if hasattr(output, "tolist") else output)
     except TypeError:
-        raise OutputError(f"returned {_name(output)} instead of a list of {expected} rewards") from None
+        raise OutputError(
+            f"returned {type(output).__name__} instead of a list of {expected} rewards"
+        ) from None
     if len(values) != expected:
         raise OutputError(f"returned {len(values)} rewards, but {expected} were expected, one per completion")
-    return [_number(value, index) for index, value in enumerate(values)]
+    return values
 
 
-def _number(value: Any, index: int) -> Any:
-    if value is None or isinstance(value, (bool, int, float)):
-        return value
-    if not isinstance(value, (str, bytes)):
-        try:
-            return float(value)  # a scalar of NumPy or torch
-        except (TypeError, ValueError):
-            pass
-    raise OutputError(f"returned {_name(value)} as reward {index}, which is not a number")
+REFUSED = ("is_initialized", "init_process_group")
+"""Functions of torch.distributed. All others that need the group call the first one."""
+_uses_of_group: list[str] = []
+"""By the call that runs."""
 
 
-def _name(value: Any) -> str:
-    return "None" if value is None else f"a {type(value).__name__}"
+class ProcessGroupUsedError(BaseException):
+    """A function has asked for the process group. No `Exception`, so that the function does not handle it."""
+
+
+def _refuse_process_group() -> None:
+    """Refuse torch's process group in this process, which is no member of the rank's.
+
+    A function that asks whether there is a group would skip its collective here and return another reward;
+    one that opens a group would meet the store of the ranks. Both belong into the rank.
+    """
+    import torch.distributed
+
+    if torch.distributed.is_available():
+        for module in (torch.distributed, torch.distributed.distributed_c10d):
+            for name in REFUSED:
+                setattr(module, name, _refuse)
+
+
+def _refuse(*args: Any, **kwargs: Any) -> NoReturn:
+    _uses_of_group.append(USES_GROUP)
+    raise ProcessGroupUsedError

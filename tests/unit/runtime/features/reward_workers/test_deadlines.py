@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from grpo_run.runtime.rank.rewards._deadlines import CallClock, Learned
+from grpo_run.runtime.features.reward_workers._deadlines import CallClock, Learned
 from grpo_run.watchdog.observation import Phase
 from grpo_run.watchdog.stalls.deadlines import DeadlineSettings, Occurrence, deadline_seconds
 from grpo_run.watchdog.stalls.durations import Durations
@@ -45,13 +45,11 @@ def test_a_worker_with_a_connection_may_wait_longer() -> None:
     assert made.quiet_seconds(connected=True) >= 200
 
 
-def test_the_search_and_its_parts_are_bounded() -> None:
+def test_the_parts_of_a_search_are_bounded() -> None:
     made = learned(0.01, 0.01)
     assert made.part_seconds(40, 3) == 2.0
     assert made.part_seconds(1, 3) == 1.0
     assert learned().part_seconds(40, 3) == 10.0
-    assert learned(100.0, 100.0).bisection_seconds(8) == 300.0
-    assert learned(0.01, 0.01, limit=1.0).bisection_seconds(8) == 32.0
     assert learned(0.01, 0.01, limit=1.0).part_seconds(32, 3) == 1.0
 
 
@@ -120,20 +118,3 @@ def test_a_call_is_overdue_at_its_limit() -> None:
     clock = CallClock(learned(), 5.0)
     assert clock.overdue(4.9) is None
     assert clock.overdue(5.0) == "did not return within 5 s"
-
-
-def test_a_call_that_will_take_too_long_is_forecast_from_the_time_of_a_completion() -> None:
-    """8 completions at 180 s each, one after another, against a limit of 20 minutes."""
-    made = Learned(SETTINGS, 1200)
-    made.add(360, samples=2)
-    text = made.forecast(8)
-    assert "up to 180 s for each completion, so 8 take about 1440 s" in text
-    assert "ended after 1200 s" in text
-
-
-@pytest.mark.parametrize(("samples", "limit"), [(8, 1801), (2, 600), (8, None)])
-def test_a_call_that_fits_is_not_forecast(samples: int, limit: float | None) -> None:
-    made = Learned(SETTINGS, limit)
-    assert made.forecast(samples) == ""  # nothing is known
-    made.add(360 if limit else 1.0, samples=2)
-    assert made.forecast(samples) == ""

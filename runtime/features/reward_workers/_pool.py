@@ -2,7 +2,7 @@
 
 One call runs in one worker; further calls at the same time wait for a free one. While a call runs, the rank
 looks at its worker now and then, without a thread of its own. `WorkerHandle` is one worker and its keeper
-seen from the rank: channels, resource usage, why it is replaced, and its end. The rank kills the worker, and
+seen from the rank: channels, resource usage, and its end. The rank kills the worker, and
 the keeper all that it has started. `_service.py` decides what a failed call means.
 """
 
@@ -19,13 +19,20 @@ from collections.abc import Callable
 from dataclasses import replace
 from glob import glob
 
-from grpo_run.runtime.history.rewards import FailureKind
+from grpo_run.runtime.features.reward_workers._deadlines import CallClock
+from grpo_run.runtime.features.reward_workers._host import WorkerHost
+from grpo_run.runtime.features.reward_workers._messages import (
+    Failure,
+    Reply,
+    Task,
+    open_channel,
+    receive,
+    send,
+)
+from grpo_run.runtime.features.reward_workers.events import FailureKind
 from grpo_run.runtime.processes import usage
-from grpo_run.runtime.rank.rewards._deadlines import CallClock
-from grpo_run.runtime.rank.rewards._messages import Failure, Reply, Task, open_channel, receive, send
-from grpo_run.runtime.rank.rewards.host import WorkerHost
 from grpo_run.watchdog.diagnosis.exits import signal_name
-from grpo_run.watchdog.memory.host_reading import anonymous_bytes, groups_of
+from grpo_run.watchdog.memory.host_reading import anonymous_bytes
 from grpo_run.watchdog.processes import read_file, read_stat
 from grpo_run.watchdog.run_processes.connections import read_connections
 from grpo_run.watchdog.stalls.process_clocks import TreeReading
@@ -33,9 +40,7 @@ from grpo_run.watchdog.stalls.process_clocks import TreeReading
 END_SECONDS = 15.0
 """How long a worker may take to end after it was killed; longer than its keeper waits."""
 START_SECONDS = 60.0
-RECYCLE_BYTES = 1024**3
-"""A worker that keeps this much more memory after a call than after its first one is replaced."""
-RECYCLE_PROCESSES = 8
+MAX_LEFT_PROCESSES = 8
 """A worker that has left more processes than this is replaced, which ends them."""
 
 
@@ -56,17 +61,13 @@ class WorkerHandle:
         stat = read_stat(self.pid)
         self._keeper = stat.parent if stat is not None else 0
         self.functions: set[int] = set()
-        self._base_bytes: int | None = None
         self._poll = select.poll()
         self._poll.register(self._tasks, select.POLLIN)
         self._poll.register(self._control, select.POLLIN)
         self._beat_at: float | None = None
-        self._cgroup = next(iter(groups_of(self.pid)), None)
-        self._kills: int | None = None
 
     def send(self, content: bytes) -> None:
         """Send a task. Raises ConnectionError if the worker has ended, and OSError as `send` does."""
-        self._kills = self._count_kills()
         self._beat_at = None
         send(self._tasks, content)
 
@@ -117,42 +118,17 @@ class WorkerHandle:
             count += len((read_file(path) or b"").split())
         return max(0, count)
 
-    def why_replace(self) -> str | None:
-        """Return why this worker should not run another call; None if it may."""
-        left, size = self.count_left_processes(), anonymous_bytes([self.pid])
-        if left > RECYCLE_PROCESSES:
-            return f"left {left} processes"
-        if self._base_bytes is None:
-            self._base_bytes = size
-        kept = size - self._base_bytes
-        return f"kept {kept / 2**30:.1f} GiB more than at first" if kept > RECYCLE_BYTES else None
-
     def how_it_ended(self) -> Failure:
-        """Return how a worker ended by itself: for lack of memory, if the kernel has killed a process of its
-        cgroup meanwhile.
-        """
+        """Return how a worker ended by itself."""
         try:
             status, _ = self._read_report(END_SECONDS)
         except OSError:
-            return Failure(kind=FailureKind.died, message="ended its worker process")
-        if not os.WIFSIGNALED(status):
-            text = f"ended its worker process with exit code {os.WEXITSTATUS(status)}"
-            return Failure(kind=FailureKind.died, message=text)
-        text = f"ended its worker process by {signal_name(os.WTERMSIG(status))}"
-        killed = (self._count_kills() or 0) - (self._kills or 0)
-        if self._cgroup is None or killed <= 0 or os.WTERMSIG(status) != signal.SIGKILL:
-            return Failure(kind=FailureKind.died, message=text)
-        plural = "es" if killed > 1 else ""
-        return Failure(
-            kind=FailureKind.memory,
-            message=(
-                f"{text}, while the kernel killed {killed} process{plural} of {self._cgroup.folder} for lack"
-                " of memory"
-            ),
-        )
-
-    def _count_kills(self) -> int | None:
-        return self._cgroup.kills() if self._cgroup is not None else None
+            how = ""
+        else:
+            how = f" with exit code {os.WEXITSTATUS(status)}"
+            if os.WIFSIGNALED(status):
+                how = f" by {signal_name(os.WTERMSIG(status))}"
+        return Failure(kind=FailureKind.died, message=f"ended its worker process{how}")
 
     def end(self) -> None:
         """End the worker and everything that it has started.
@@ -199,7 +175,6 @@ class WorkerPool:
         host: forks them.
         size: how many calls may run at the same time.
         memory_limit_bytes: of one worker.
-        on_replaced: is told why a worker was replaced between two calls.
         on_waiting: is called about once per second while a call runs and is within its limits.
     """
 
@@ -209,17 +184,23 @@ class WorkerPool:
         *,
         size: int,
         memory_limit_bytes: int,
-        on_replaced: Callable[[str], None] = lambda reason: None,
         on_waiting: Callable[[], None] = lambda: None,
     ) -> None:
         self._host = host
         self._memory_limit_bytes = memory_limit_bytes
-        self._on_replaced = on_replaced
         self._on_waiting = on_waiting
         self._idle: queue.LifoQueue[WorkerHandle | None] = queue.LifoQueue()
         """Idle workers, and None for each that is not started yet."""
         for _ in range(size):
             self._idle.put(None)
+
+    def prepare(self, modules: frozenset[str]) -> None:
+        """Let the host import what a function needs, in the background.
+
+        Raises:
+            OSError: the host has ended.
+        """
+        self._host.prepare(modules)
 
     def call(self, task: Task, clock: CallClock) -> Reply:
         """Run one call in a worker; a reply with a failure if the worker had to be killed, or died.
@@ -235,12 +216,9 @@ class WorkerPool:
         try:
             worker = worker or WorkerHandle(self._host)
             reply = self._run(worker, task, clock)
-            if reply.failure is None or reply.failure.kind not in GONE:
-                reason = worker.why_replace()
-                if reason is None:
-                    kept = worker
-                else:
-                    self._on_replaced(reason)
+            gone = reply.failure is not None and reply.failure.kind in GONE
+            if not gone and worker.count_left_processes() <= MAX_LEFT_PROCESSES:
+                kept = worker
             return reply
         finally:
             if worker is not None and kept is None:

@@ -1,8 +1,8 @@
 """The host of a rank's workers, which forks them in milliseconds, and the keeper, the parent of each.
 
-The host is forked from the rank before its script runs, while the rank has no threads and has not opened an
-accelerator; it shares the memory of the preloaded modules. `start` is called by
-`runtime/rank/bootstrap.py`; `WorkerHost` is the rank's side, used by `_pool.py`. The host dies with the rank.
+The host is forked from the rank before its script runs (`start`), while the rank has no threads and has not
+opened an accelerator; it shares the memory of the preloaded modules. `WorkerHost` is the rank's side, used by
+`_pool.py`. The host dies with the rank.
 
 The host forks a keeper for each worker when the rank asks for one. As a subreaper the keeper adopts every
 process that descends from its worker and loses its parent, also one in a session of its own. At the end it
@@ -19,15 +19,16 @@ import pickle
 import signal
 import socket
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
+from grpo_run.runtime.features.reward_workers._messages import open_channel, receive, send
+from grpo_run.runtime.features.reward_workers._worker import work
 from grpo_run.runtime.processes.starting import become_subreaper, die_with_parent
-from grpo_run.runtime.rank.rewards._messages import open_channel, receive, send
-from grpo_run.runtime.rank.rewards._worker import work
 from grpo_run.watchdog.processes import read_children
 
 END_SECONDS = 10.0
@@ -99,8 +100,9 @@ def _report(control: socket.socket, number: int, descriptors: Sequence[int] = ()
 
 PREPARE_SECONDS = 300.0
 """How long the host may take to import libraries."""
+ALWAYS_NEEDED = ("transformers.trainer_callback", "numpy")
+"""Modules of what every call is given."""
 HIDDEN_DEVICES = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "ZE_AFFINITY_MASK")
-_started: WorkerHost | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,7 +117,6 @@ class WorkerEnvironment:
         torch_threads: number of torch's threads, on which sums of floats depend.
         torch_dtype: name of torch's default dtype, such as `float32`.
         recursion_limit: of the interpreter.
-        has_process_group: whether the rank is a member of torch's default process group.
     """
 
     environment: dict[str, str]
@@ -125,11 +126,10 @@ class WorkerEnvironment:
     torch_threads: int
     torch_dtype: str
     recursion_limit: int
-    has_process_group: bool
 
 
 class WorkerHost:
-    """The rank's side of its host. One thread uses it at a time.
+    """The rank's side of its host.
 
     Args:
         connection: to the host.
@@ -140,27 +140,33 @@ class WorkerHost:
         self._connection = connection
         self._rank = os.getpid()
         self.pid = pid
+        connection.settimeout(PREPARE_SECONDS)
+        self._preparing = 0
+        self._lock = threading.Lock()
 
-    def prepare(self, surroundings: WorkerEnvironment) -> None:
-        """Give the host the rank's surroundings and wait until it has imported the modules.
+    def prepare(self, modules: frozenset[str]) -> None:
+        """Give the host the rank's surroundings, and let it import modules. Does not wait for that.
 
         Raises:
-            OSError: the host has ended, or it took too long.
+            OSError: the host has ended.
         """
-        self._connection.settimeout(PREPARE_SECONDS)
-        send(self._connection, pickle.dumps(surroundings))
-        if receive(self._connection) is None:
-            raise ConnectionError("the host of the reward workers has ended")
+        send(self._connection, pickle.dumps(_surroundings(modules)))
+        self._preparing += 1
 
     def start_worker(self, control: socket.socket, tasks: socket.socket) -> None:
-        """Start a keeper with its worker.
+        """Start a keeper with its worker, once everything is imported.
 
         Args:
             control, tasks: their ends of the channels; the caller closes its own copies.
 
         Raises:
-            OSError: the host has ended.
+            OSError: the host has ended, or importing took too long.
         """
+        with self._lock:
+            while self._preparing:
+                if receive(self._connection) is None:
+                    raise ConnectionError("the host of the reward workers has ended")
+                self._preparing -= 1
         send(self._connection, b"", [control.fileno(), tasks.fileno()])
 
     def close(self) -> None:
@@ -176,7 +182,6 @@ class WorkerHost:
 
 def start() -> WorkerHost:
     """Fork the host from this process, which must have one thread only."""
-    global _started
     ours, theirs = open_channel()
     rank = os.getpid()
     pid = os.fork()
@@ -188,13 +193,7 @@ def start() -> WorkerHost:
         finally:
             os._exit(1)
     theirs.close()
-    _started = WorkerHost(ours, pid)
-    return _started
-
-
-def started() -> WorkerHost | None:
-    """Return the host that this process has started."""
-    return _started
+    return WorkerHost(ours, pid)
 
 
 def _serve(connection: socket.socket) -> NoReturn:
@@ -239,14 +238,9 @@ def _prepare(surroundings: WorkerEnvironment) -> None:
 
     torch.set_num_threads(surroundings.torch_threads)
     torch.set_default_dtype(getattr(torch, surroundings.torch_dtype))
-    # the worker's own modules first, so that a fork has nothing left to import
-    for name in ("grpo_run.runtime.rank.rewards.host", *surroundings.modules):
+    for name in surroundings.modules:
         with contextlib.suppress(Exception):
             importlib.import_module(name)
-    if surroundings.has_process_group:
-        from grpo_run.runtime.rank.rewards import _process_group as process_group
-
-        process_group.install()
 
 
 def _reap_keepers() -> None:
@@ -255,7 +249,7 @@ def _reap_keepers() -> None:
             pass
 
 
-def surroundings(modules: frozenset[str]) -> WorkerEnvironment:
+def _surroundings(modules: frozenset[str]) -> WorkerEnvironment:
     """Return those of this process.
 
     Args:
@@ -266,9 +260,8 @@ def surroundings(modules: frozenset[str]) -> WorkerEnvironment:
         environment=dict(os.environ),
         directory=os.getcwd(),
         path=tuple(sys.path),
-        modules=tuple(sorted(modules)),
+        modules=tuple(sorted({*ALWAYS_NEEDED, *modules})),
         torch_threads=torch.get_num_threads(),
         torch_dtype=str(torch.get_default_dtype()).removeprefix("torch."),
         recursion_limit=sys.getrecursionlimit(),
-        has_process_group=torch.distributed.is_available() and torch.distributed.is_initialized(),
     )

@@ -25,12 +25,8 @@ from grpo_run.watchdog.stalls.process_clocks import FrozenClock, QuietClock, Thr
 
 BELOW_WATCHDOG = 0.8
 """Share of the hang detector's deadline; the rest is for the end of the worker."""
-NEAR_LIMIT = 0.8
-"""Share of the longest time from which the user is warned before a call."""
 LEAST_PART_SECONDS = 2.0
 """Least time for a part of a batch that has failed: a fresh worker first imports and loads the function."""
-PARTS_OF_A_SEARCH = 4
-"""Parts that may hang, for each time that a batch can be halved, before a search ends."""
 PART_FACTOR = 10.0
 """A part of a batch may take this many times the longest call of a whole batch."""
 BISECTION_SECONDS = 300.0
@@ -57,7 +53,6 @@ class Learned:
         self._earlier = replace(earlier, ended_seconds=0.0) if earlier is not None else Durations()
         self._limit_seconds = limit_seconds
         self._own = Durations()
-        self._sample_seconds = 0.0
         self.calls = 0
 
     @property
@@ -71,11 +66,9 @@ class Learned:
         durations = self.durations
         return max(durations.first_seconds, durations.longest_seconds)
 
-    def add(self, seconds: float, samples: int = 0) -> None:
+    def add(self, seconds: float) -> None:
         """A call of a whole batch has returned."""
         self.calls += 1
-        if samples:
-            self._sample_seconds = max(self._sample_seconds, seconds / samples)
         one = Durations.of([max(seconds, 1e-9)] if self.calls == 1 else [0.0, seconds])
         self._own = self._own.then(one)
 
@@ -89,19 +82,6 @@ class Learned:
             return self._limit_seconds
         occurrence = Occurrence.later if self.calls else Occurrence.first
         return BELOW_WATCHDOG * deadline_seconds(Phase.reward, self.durations, occurrence, self._settings)
-
-    def forecast(self, samples: int) -> str:
-        """Return why a call of so many samples may not return in time, as the rest of a sentence; empty if
-        it is expected to.
-        """
-        expected, limit = self._sample_seconds * samples, self.longest_call_seconds()
-        if expected <= NEAR_LIMIT * limit:
-            return ""
-        return (
-            f"has taken up to {_seconds(self._sample_seconds)} for each completion, so {samples} take about"
-            f" {_seconds(expected)}, and its call is ended after {_seconds(limit)}: score more completions at"
-            " the same time in it, or raise --reward-timeout"
-        )
 
     def quiet_seconds(self, *, connected: bool) -> float:
         """Return how long a worker may do nothing at all.
@@ -117,15 +97,6 @@ class Learned:
     def frozen_seconds(self) -> float:
         """Return how long a worker's interpreter may run no Python while one of its threads uses the CPU."""
         return min(self.longest_call_seconds(), BELOW_WATCHDOG * self._settings.frozen_limit_seconds)
-
-    def bisection_seconds(self, samples: int) -> float:
-        """Return how long the search for the samples of a failed call may take.
-
-        Args:
-            samples: of the batch.
-        """
-        least = PARTS_OF_A_SEARCH * LEAST_PART_SECONDS * max(1, samples).bit_length()
-        return min(BISECTION_SECONDS, max(least, self.longest_call_seconds()))
 
     def part_seconds(self, left_seconds: float, levels: int) -> float:
         """Return the deadline of a part of a failed batch.

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from grpo_run.runtime.rank.rewards import _packing as packing
+from grpo_run.runtime.features.reward_workers import _packing as packing
 
 Reward = Callable[..., list[float]]
 

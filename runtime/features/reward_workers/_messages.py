@@ -14,8 +14,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from grpo_run.runtime.history.rewards import FailureKind
-from grpo_run.runtime.rank.rewards.generators import GeneratorStates
+from grpo_run.runtime.features.reward_workers.events import FailureKind
+from grpo_run.runtime.rank.generators import GeneratorStates
 
 MAX_MESSAGE_BYTES = 256 * 1024 * 1024
 """A worker that sends more is broken."""

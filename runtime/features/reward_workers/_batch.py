@@ -1,18 +1,16 @@
-"""The arguments of one reward call by sample, split for workers and joined, and the `whole_batch` mark.
+"""The arguments of one reward call by sample, split for workers and joined.
 
 `RewardBatch` gives parts of a call's arguments to a worker and puts the results together; `_service.py` uses
-it. `whole_batch` marks a reward function that must not be called with a part of a batch; scripts import it
-from `trainers/rewards.py`. Calls no reward function.
+it. Calls no reward function.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
-from grpo_run.runtime.rank.rewards._messages import Reply
-from grpo_run.runtime.rank.rewards._worker import NOT_COLUMNS, RECORDED
+from grpo_run.runtime.features.reward_workers._messages import Reply
+from grpo_run.runtime.features.reward_workers._worker import NOT_COLUMNS, RECORDED
 
 
 class RewardBatch:
@@ -64,27 +62,3 @@ class RewardBatch:
 def _column(column: str, values: list[Any]) -> tuple[str, list[Any]]:
     """The arguments of TRL's `log_extra`."""
     return column, list(values)
-
-
-Function = TypeVar("Function", bound=Callable[..., Any])
-_MARK = "__grpo_run_whole_batch__"
-
-
-def whole_batch(function: Function) -> Function:
-    """Mark a reward function that compares the completions of a batch with one another.
-
-    After a failure, a function is called again with parts of its batch, to find the samples that it fails on.
-    Parts of a batch would change the rewards of such a function; all samples of the failed call are excluded
-    instead.
-
-    Args:
-        function: a reward function as TRL calls it. Returned itself; the mark has no effect outside the
-            reward service.
-    """
-    setattr(function, _MARK, True)
-    return function
-
-
-def needs_whole_batch(function: object) -> bool:
-    """Whether a reward function is marked with `whole_batch`."""
-    return bool(getattr(function, _MARK, False))
