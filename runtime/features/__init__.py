@@ -2,10 +2,13 @@
 
 A folder has only the modules for which the feature has something, each named for where it is used:
 
+    settings.py    its options (`SETTINGS`, a frozen dataclass), and what else its parts are told
     events.py      its events in the journal, and what is replayed from them (`PART`, a `HistoryPart`)
     supervisor.py  what it watches and answers in the supervisor (`PART`, which makes a `SupervisorFeature`)
     rank.py        what it does in a rank, at the points of `runtime/rank/points.py` (`PART`, a `RankFeature`)
     shown.py       words that metrics and terminal show: plain data
+    metrics.py     its metrics (`METRICS`), as `runtime/metrics.py` describes them
+    panels.json    its panels, by dashboard and row; `alerts.yml`: its alert rules
 
 The core asks for the parts by these names and never imports a feature, and features do not import each other:
 what two of them need belongs to the core. A feature is removed by deleting its folder and its word in

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
 from grpo_run.runtime.board.board import Board
 from grpo_run.runtime.errors import RunDirectoryError
 from grpo_run.runtime.event import Event
-from grpo_run.runtime.history.history import DECODER, History
+from grpo_run.runtime.history.history import DECODER, History, HistoryPart
 from grpo_run.runtime.history.journal import JournalReader
 from grpo_run.runtime.history.progress import newest_commit
 from grpo_run.runtime.history.run_directory import RunDirectory
@@ -35,6 +35,10 @@ TAIL_BYTES = 128
 """Enough for the times of a journal's line, which no other journal has at this place."""
 
 
+MakeParts = Callable[[], Sequence[HistoryPart]]
+"""Makes the parts of a history that features replay."""
+
+
 class Follower(Protocol):
     """Keeps more of a journal than the history does, such as curves."""
 
@@ -51,14 +55,21 @@ class RunReader:
     Args:
         run: its directory.
         follower: takes every event after the history.
+        parts: makes what features replay; see `runtime/launching/reading.py`.
     """
 
-    def __init__(self, run: RunDirectory, follower: Follower | None = None) -> None:
+    def __init__(
+        self, run: RunDirectory, follower: Follower | None = None, *, parts: MakeParts = tuple
+    ) -> None:
         self._run = run
         self._follower = follower
-        self._journal = JournalReader(run.journal, DECODER)
-        self._history = History()
+        self._parts = parts
+        self._begin()
         self._last_read = b""
+
+    def _begin(self) -> None:
+        self._history = History(parts=tuple(self._parts()))
+        self._journal = JournalReader(self._run.journal, self._history.decoder)
 
     def history(self) -> History:
         """Return the history of the run up to now. It is the same object while the journal only grows.
@@ -67,7 +78,7 @@ class RunReader:
             RunDirectoryError: the journal cannot be read.
         """
         if self._tail() != self._last_read:  # put back from a copy, or truncated
-            self._journal, self._history = JournalReader(self._run.journal, DECODER), History()
+            self._begin()
             if self._follower is not None:
                 self._follower.restart()
         for event in self._journal.new():

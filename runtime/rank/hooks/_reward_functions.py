@@ -3,8 +3,8 @@
 Called by `_rollout_hooks.py` for each guarded `train()` call. A function is wrapped once and stays so,
 because the script may call it between two `train()` calls. A wrapper keeps the function's name, which TRL
 uses as a metric name, and its kind (coroutine or not). In the rank a function is called through
-`called_in_rank`, by which a stack shows which one hangs (`watchdog/diagnosis/rewards.py`); a feature may call
-something in its place. Latencies go to the journal periodically. Reward models are left alone.
+`called_in_rank`, by which a stack shows which one hangs (`watchdog/diagnosis/_rewards.py`); a feature may
+call something in its place. Latencies go to the journal periodically. Reward models are left alone.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from grpo_run.runtime.rank.hooks import _reward_functions
-from grpo_run.watchdog.diagnosis.rewards import CALLER, CALLER_FILE, raised_reward
+from grpo_run.watchdog.diagnosis._rewards import CALLER, CALLER_FILE, raised_reward
 
 
 def test_the_frames_are_those_of_the_wrapper() -> None:
