@@ -11,9 +11,8 @@ import functools
 import math
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Protocol
 
-from grpo_run.runtime.launch.injections import Injection
 from grpo_run.runtime.upstream import trainer_names
 from grpo_run.runtime.upstream.patches import override_attributes
 from grpo_run.watchdog.memory.shortage import MemoryPhase
@@ -138,7 +137,13 @@ def _size(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[float, float]:
     return math.inf, math.inf
 
 
-def exhaust_memory(context: object, injection: Injection) -> NoReturn:
+class Due(Protocol):
+    """What `FaultContext` has for these errors."""
+
+    text: str
+
+
+def exhaust_memory(context: Due) -> NoReturn:
     """Raise what torch's allocator raises. The error stands for one of a trainer: no line of the script has
     asked for the memory."""
     import torch
@@ -147,17 +152,16 @@ def exhaust_memory(context: object, injection: Injection) -> NoReturn:
         "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.15 GiB of which"
         " 512.00 MiB is free. Including non-PyTorch memory, this process has 78.65 GiB memory in use. Of the"
         " allocated memory 75.91 GiB is allocated by PyTorch, and 1.60 GiB is reserved by PyTorch but"
-        f" unallocated. (injected into rank {injection.rank}: {injection})"
+        f" unallocated. ({context.text})"
     )
 
 
-def exhaust_memory_in_nccl(context: object, injection: Injection) -> NoReturn:
+def exhaust_memory_in_nccl(context: Due) -> NoReturn:
     """Raise what NCCL raises without memory."""
     import torch
 
     raise torch.distributed.DistBackendError(
         "NCCL error in: /pytorch/torch/csrc/distributed/c10d/NCCLUtils.cpp:94, unhandled cuda error (run"
         " with NCCL_DEBUG=INFO for details), NCCL version 2.27.5\nncclUnhandledCudaError: Call to CUDA"
-        " function failed.\nLast error:\nCuda failure 2 'out of memory' (injected into rank"
-        f" {injection.rank}: {injection})"
+        f" function failed.\nLast error:\nCuda failure 2 'out of memory' ({context.text})"
     )

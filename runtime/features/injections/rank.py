@@ -13,15 +13,10 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 from grpo_run.runtime.features.injections._exhaustion import Places
-from grpo_run.runtime.features.injections._faults import (
-    FAULTS,
-    FaultContext,
-    common_collective,
-    require_distributed,
-)
+from grpo_run.runtime.features.injections._faults import FaultContext, common_collective, require_distributed
+from grpo_run.runtime.features.injections._injection import Injection, check
 from grpo_run.runtime.features.injections.events import FaultInjected
-from grpo_run.runtime.features.injections.settings import NAME, RankInjections
-from grpo_run.runtime.launch.injections import KINDS, Injection, armed, check
+from grpo_run.runtime.features.injections.settings import InjectionSettings, RankInjections
 from grpo_run.runtime.rank.points import Call, RankFeature
 from grpo_run.runtime.rank.session import Session
 from grpo_run.runtime.upstream import trainer_names
@@ -59,7 +54,7 @@ class Injector:
             rank=session.rank, world_size=session.world_size, open_phases=lambda: session.slot.open_phases
         )
         self._all = tuple(injections)
-        self._armed = list(armed(injections, fired))
+        self._armed = [one for one in injections if one.recurs or str(one) not in fired]
         self._common_step: dict[Phase, int] = {}
         self._in_loop = False
 
@@ -75,13 +70,13 @@ class Injector:
         self._common_step.clear()
         self._armed = [injection for injection in self._all if not maximum(int(injection not in self._armed))]
         context = self._context
-        if context.other_group is None and any(one.kind == "mismatch-group" for one in self._armed):
+        if context.other_group is None and any(one.name == "mismatch-group" for one in self._armed):
             context.other_group = require_distributed(context).new_group()
         self._in_loop = call.trainer is None
         context.trainer = call.trainer
         context.end_call = call.leave_loop or functools.partial(_leave_training, call.trainer)
         places: AbstractContextManager[None] = nullcontext()
-        if any(KINDS[one.kind].takes_rows and one.rank == context.rank for one in self._armed):
+        if any(one.kind.takes_rows and one.rank == context.rank for one in self._armed):
             places = Places(self._exhaust_memory, context.open_phases).watched(call.models, call.trainer)
         with places:
             yield
@@ -119,7 +114,7 @@ class Injector:
         if not here:
             return
         due = [injection for injection in here if injection.step == step]
-        common = [injection for injection in here if KINDS[injection.kind].collective]
+        common = [injection for injection in here if injection.kind.collective]
         deviation = next((injection for injection in common if injection.step == step), None)
         # a phase may be entered several times in a step; the common collective is made at the first entry
         # only
@@ -133,7 +128,7 @@ class Injector:
             self._common_step[phase] = step
             common_collective(self._context)
         own = [injection for injection in due if injection.rank == self._context.rank]
-        for injection in sorted(own, key=lambda injection: not KINDS[injection.kind].arms):
+        for injection in sorted(own, key=lambda injection: not injection.kind.arms):
             self._fire(injection)
 
     def _fire(self, injection: Injection) -> None:
@@ -143,13 +138,15 @@ class Injector:
             FaultInjected(
                 rank=self._context.rank,
                 step=injection.step,
-                kind=injection.kind,
+                kind=injection.name,
                 injection=str(injection),
                 phase=injection.phase.name,
             )
         )
         self._session.journal.sync()
-        FAULTS[injection.kind](self._context, injection)
+        self._context.seconds = injection.seconds
+        self._context.text = f"injected into rank {injection.rank}: {injection}"
+        injection.kind.effect(self._context)
 
 
 def _leave_training(trainer: Any) -> None:
@@ -167,17 +164,18 @@ def _leave_training(trainer: Any) -> None:
 class InjectionsPart(RankFeature):
     """Injections at the points of a rank."""
 
-    name = NAME
+    name = InjectionSettings.NAME
 
     def __init__(self) -> None:
         self._injector: Injector | None = None
 
     def begin(self, session: Session) -> None:
         """Watch the phases of a run that has injections."""
-        if not session.config.injections:
+        injections = session.config.of(InjectionSettings).injections
+        if not injections:
             return
-        told = RankInjections.model_validate(session.settings.features.get(NAME) or {})
-        self._injector = Injector(session, session.config.injections, told.fired)
+        told = RankInjections.model_validate(session.settings.features.get(self.name) or {})
+        self._injector = Injector(session, injections, told.fired)
         session.slot.on_enter = self._injector.on_phase
 
     def call(self, call: Call) -> AbstractContextManager[None]:

@@ -9,24 +9,24 @@ from collections.abc import Collection
 from typing import Any
 
 from grpo_run.runtime.errors import EXIT_STOPPED, EXIT_USAGE
+from grpo_run.runtime.features.injections._injection import Injection, remaining
 from grpo_run.runtime.features.injections.events import FiredInjections
-from grpo_run.runtime.features.injections.settings import NAME, RankInjections
+from grpo_run.runtime.features.injections.settings import InjectionSettings, RankInjections
 from grpo_run.runtime.history.attempt_files import AttemptFiles
 from grpo_run.runtime.history.history import History
 from grpo_run.runtime.history.reporter import Reporter
 from grpo_run.runtime.history.run_directory import RunDirectory
 from grpo_run.runtime.launch.config import RunConfig
-from grpo_run.runtime.launch.injections import Injection, remaining
 from grpo_run.runtime.supervisor.points import EndRemark, SupervisorFeature
 
 
 class RunInjections(SupervisorFeature):
     """The injections of a run."""
 
-    name = NAME
+    name = InjectionSettings.NAME
 
     def __init__(self, config: RunConfig, run: RunDirectory, history: History, reporter: Reporter) -> None:
-        self._config = config
+        self._settings = config.of(InjectionSettings)
         self._history = history
         self._fired = history.part(FiredInjections)
 
@@ -41,14 +41,14 @@ class RunInjections(SupervisorFeature):
         # without a rank that was ever started, none is another node's
         missed = [
             one
-            for one in remaining(self._config.injections, self._fired.texts)
+            for one in remaining(self._settings.injections, self._fired.texts)
             if not ranks or one.rank in ranks
         ]
         if not missed:
             return None
         number = "1 injected fault" if len(missed) == 1 else f"{len(missed)} injected faults"
         named = ", ".join(f"{one} ({self._reason(one)})" for one in missed)
-        asked = "--strict-faults asks for all injected faults." if self._config.strict_faults else ""
+        asked = "--strict-faults asks for all injected faults." if self._settings.strict else ""
         return EndRemark(text=f"{number} never happened: {named}.", unfinished=asked)
 
     def _reason(self, fault: Injection) -> str:

@@ -22,7 +22,7 @@ from grpo_run.runtime.features.reward_workers._packing import inner_function
 from grpo_run.runtime.features.reward_workers._pool import WorkerPool, memory_limit_bytes
 from grpo_run.runtime.features.reward_workers._service import MovedFunction, RewardService, Sample
 from grpo_run.runtime.features.reward_workers.events import ALL, MovedReward, RewardFailed
-from grpo_run.runtime.features.reward_workers.settings import RankRewards
+from grpo_run.runtime.features.reward_workers.settings import RankRewards, RewardWorkerSettings
 from grpo_run.runtime.rank.rollouts.reward_outputs import Failed
 from grpo_run.runtime.rank.session import Session
 from grpo_run.runtime.snapshots.headroom import least_headroom
@@ -44,6 +44,7 @@ class ServedRewards:
         self._session = session
         self._host = host
         self._told = told
+        self._settings = session.config.of(RewardWorkerSettings)
         self._service: RewardService | None = None
         self._functions = 0
         self._masked = True
@@ -93,11 +94,11 @@ class ServedRewards:
 
     def _is_moved(self, function: Any) -> bool:
         moved = self._told.moved
-        return bool(self._session.config.reward_workers) or ALL in moved or _place(function) in moved
+        return bool(self._settings.workers) or ALL in moved or _place(function) in moved
 
     def _open_service(self) -> RewardService:
         session = self._session
-        workers = session.config.reward_workers or max(1, self._functions)
+        workers = self._settings.workers or max(1, self._functions)
         available = least_headroom(Path("/dev/shm")).usable_bytes
         earlier = _durations(self._told.durations)
         pool = WorkerPool(
@@ -108,7 +109,7 @@ class ServedRewards:
         )
         return RewardService(
             pool,
-            lambda: Learned(session.config.deadlines, session.config.reward_timeout_seconds, earlier),
+            lambda: Learned(session.config.deadlines, self._settings.timeout_seconds, earlier),
             log=FailureLog(self._write, self._warn),
             warn=self._warn,
         )

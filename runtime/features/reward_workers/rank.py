@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from grpo_run.runtime.features.reward_workers.settings import NAME, RankRewards
+from grpo_run.runtime.features.reward_workers.settings import RankRewards, RewardWorkerSettings
 from grpo_run.runtime.launch.rank_settings import RankSettings
 from grpo_run.runtime.rank.points import RankFeature, RolloutPoints
 from grpo_run.runtime.rank.session import Session
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 class RewardWorkersPart(RankFeature):
     """Reward workers at the points of a rank."""
 
-    name = NAME
+    name = RewardWorkerSettings.NAME
 
     def __init__(self) -> None:
         self._told = RankRewards()
@@ -26,7 +26,7 @@ class RewardWorkersPart(RankFeature):
 
     def fork(self, settings: RankSettings) -> None:
         """Fork the host of the workers, if any may be used."""
-        if (told := settings.features.get(NAME)) is None:
+        if (told := settings.features.get(self.name)) is None:
             return
         from grpo_run.runtime.features.reward_workers._host import start
 

@@ -12,7 +12,7 @@ from grpo_run.runtime.features.reward_workers.events import (
     RewardFailures,
     RewardMoved,
 )
-from grpo_run.runtime.features.reward_workers.settings import NAME, RankRewards
+from grpo_run.runtime.features.reward_workers.settings import RankRewards, RewardWorkerSettings
 from grpo_run.runtime.history.attempt_files import AttemptFiles
 from grpo_run.runtime.history.history import History
 from grpo_run.runtime.history.recovery import Action, Decision
@@ -27,10 +27,10 @@ from grpo_run.watchdog.observation import Phase
 class RunRewards(SupervisorFeature):
     """The reward functions of a run that run in workers."""
 
-    name = NAME
+    name = RewardWorkerSettings.NAME
 
     def __init__(self, config: RunConfig, run: RunDirectory, history: History, reporter: Reporter) -> None:
-        self._all_moved = config.reward_workers > 0
+        self._all_moved = config.of(RewardWorkerSettings).workers > 0
         self._history = history
         self._reporter = reporter
         self._failures = history.part(RewardFailures)

@@ -10,8 +10,7 @@ from typing import Any
 
 from grpo_run.runtime.event import Event
 from grpo_run.runtime.features.injections.rank import PART
-from grpo_run.runtime.features.injections.settings import NAME, RankInjections
-from grpo_run.runtime.launch.injections import parse_all
+from grpo_run.runtime.features.injections.settings import InjectionSettings, RankInjections
 from grpo_run.runtime.rank.points import Call
 from grpo_run.watchdog.observation import Phase
 
@@ -52,11 +51,12 @@ class InjectedRank:
     ) -> None:
         self.open_phases: tuple[Phase, ...] = ()
         self.maximum: Callable[[int], int] = int
-        told = {NAME: RankInjections(fired=tuple(fired)).model_dump()}
+        told = {"injections": RankInjections(fired=tuple(fired)).model_dump()}
         session: Any = SimpleNamespace(
             rank=rank, world_size=world_size, journal=log, slot=self,
             votes=SimpleNamespace(maximum=lambda number: self.maximum(number)),
-            config=SimpleNamespace(injections=parse_all(texts)), settings=SimpleNamespace(features=told),
+            config=SimpleNamespace(of=lambda settings: InjectionSettings(inject=texts)),
+            settings=SimpleNamespace(features=told),
         )  # fmt: skip
         self.step = 0
         self.on_enter: Callable[[Phase], None] = lambda phase: None

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 
 import pytest
 from support.builders.trainers.injections import Log
 
 from grpo_run.runtime.features.injections import rank
-from grpo_run.runtime.features.injections._faults import FAULTS
+from grpo_run.runtime.features.injections._faults import KINDS
 
 
 @pytest.fixture
@@ -20,10 +21,11 @@ def log() -> Log:
 @pytest.fixture
 def logged_faults(monkeypatch: pytest.MonkeyPatch, log: Log) -> None:
     """Replace the faults and the common collective by a line in the log."""
-    for name in FAULTS:
-        monkeypatch.setitem(
-            FAULTS, name, lambda context, injection: log.lines.append(f"{injection} on {context.rank}")
+    for name, kind in KINDS.items():
+        logged = replace(
+            kind, effect=lambda context: log.lines.append(f"{context.text.split()[-1]} on {context.rank}")
         )
+        monkeypatch.setitem(KINDS, name, logged)
     monkeypatch.setattr(
         rank, "common_collective", lambda context: log.lines.append(f"common on {context.rank}")
     )

@@ -9,7 +9,7 @@ import pytest
 import torch
 from support.builders.trainers.injections import InjectedRank, Log
 
-from grpo_run.runtime.launch.injections import parse_all
+from grpo_run.runtime.features.injections._injection import parse_all
 from grpo_run.watchdog.memory.error_patterns import recognize
 from grpo_run.watchdog.memory.shortage import MemoryPhase
 from grpo_run.watchdog.observation import Phase

@@ -6,16 +6,14 @@ import pytest
 from support.builders.trainers.injections import InjectedRank, Log
 
 from grpo_run.runtime.errors import ConfigError
-from grpo_run.runtime.features.injections._faults import FAULTS, InjectedFault
+from grpo_run.runtime.features.injections._faults import KINDS, InjectedFault
 from grpo_run.runtime.features.injections.events import FaultInjected
-from grpo_run.runtime.launch.injections import KINDS
 from grpo_run.watchdog.observation import Phase
 
 
 def test_each_kind_has_its_own_function() -> None:
     """A stack then names the kind."""
-    assert list(FAULTS) == list(KINDS)
-    assert len({function.__name__ for function in FAULTS.values()}) == len(KINDS)
+    assert len({kind.effect.__name__ for kind in KINDS.values()}) == len(KINDS)
 
 
 @pytest.mark.usefixtures("logged_faults")

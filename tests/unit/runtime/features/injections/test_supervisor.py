@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 from support.builders.runtime.supervised_run import SupervisedRun
 from support.journal import event
 
 from grpo_run.runtime.history.journal import Journal
-from grpo_run.runtime.launch.injections import parse_all
 
 KILL, EVAL = "kill@rank1:step9", "exception@rank0:step2:phase=eval"
 
 
-def trained(path: Path, *texts: str, fired: str = "", **changes: Any) -> SupervisedRun:
+def trained(path: Path, *texts: str, fired: str = "", strict: bool = False) -> SupervisedRun:
     """A run of two ranks with these injections that has committed step 6."""
-    run = SupervisedRun(path / "run", injections=parse_all(texts), **changes)
+    run = SupervisedRun(path / "run", features={"injections": {"inject": texts, "strict": strict}})
     run.attempt()
     run.train()
     run.vote(6)
@@ -30,7 +28,7 @@ def trained(path: Path, *texts: str, fired: str = "", **changes: Any) -> Supervi
 @pytest.mark.parametrize(("strict", "code"), [(False, 0), (True, 93)])
 def test_a_run_whose_injected_fault_never_happened_says_so(tmp_path: Path, strict: bool, code: int) -> None:
     """It is in the last sentence and counts as a warning; under --strict-faults the run has failed."""
-    run = trained(tmp_path, KILL, strict_faults=strict)
+    run = trained(tmp_path, KILL, strict=strict)
     run.finish(0)
     assert run.supervisor.exit_code == run.supervisor.status().history.exit_code == code
     assert run.supervisor.status().state == ("failed" if strict else "finished")
@@ -46,7 +44,7 @@ def test_a_run_whose_injected_fault_never_happened_says_so(tmp_path: Path, stric
 
 def test_a_fault_that_happened_lets_a_strict_run_finish_and_does_not_happen_again(tmp_path: Path) -> None:
     """Each one is injected once per run; its canonical text identifies it."""
-    run = trained(tmp_path, KILL, fired=KILL, strict_faults=True)
+    run = trained(tmp_path, KILL, fired=KILL, strict=True)
     run.finish(0)
     assert run.supervisor.rank_settings(1)["injections"] == {"fired": (KILL,)}
     assert (run.supervisor.exit_code, run.events("warning")) == (0, [])
@@ -54,7 +52,7 @@ def test_a_fault_that_happened_lets_a_strict_run_finish_and_does_not_happen_agai
 
 def test_a_stopped_run_may_still_reach_its_injected_fault(tmp_path: Path) -> None:
     """The same command continues it."""
-    run = trained(tmp_path, KILL, strict_faults=True)
+    run = trained(tmp_path, KILL, strict=True)
     run.supervisor.request_stop("SIGTERM")
     run.finish(75)
     assert (run.supervisor.exit_code, run.events("warning")) == (75, [])
@@ -79,7 +77,7 @@ def test_the_reason_is_the_step_or_the_phase(tmp_path: Path, texts: tuple[str, .
 
 def test_steps_of_a_script_that_trains_by_itself_are_not_counted(tmp_path: Path) -> None:
     """No injected fault can happen in it."""
-    run = SupervisedRun(tmp_path / "run", injections=parse_all([KILL]))
+    run = SupervisedRun(tmp_path / "run", features={"injections": {"inject": [KILL]}})
     run.attempt()
     Journal(run.directory.journal, "run-1").write(event("trains_without_trainer", rank=0))
     run.finish(0)

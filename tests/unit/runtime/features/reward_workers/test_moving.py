@@ -45,7 +45,7 @@ class Supervised:
         self.said: list[str] = []
         config = RunConfig(
             run_id="run", run_directory=path, target="t", module=False, arguments=(), command=(),
-            reward_workers=workers,
+            features={"reward_workers": {"workers": workers}},
         )  # fmt: skip
         self.feature = PART(config, self.run, self.live.history, Reporter(self.live, "", self.said.append))
         for name, fields in events:

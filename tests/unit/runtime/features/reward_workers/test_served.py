@@ -45,7 +45,7 @@ class Rank:
         self.said: list[str] = []
         session: Any = SimpleNamespace(
             config=SimpleNamespace(
-                reward_workers=1, reward_timeout_seconds=1.0, deadlines=DeadlineSettings()
+                of=lambda settings: settings(workers=1, timeout_seconds=1.0), deadlines=DeadlineSettings()
             ),
             journal=SimpleNamespace(write=lambda event: self.events.append(as_record(event))),
             slot=SimpleNamespace(step=6, record_work=lambda: None), rank=0, local_world_size=1,
@@ -105,7 +105,7 @@ def test_only_functions_that_were_moved_run_in_workers(rank: Rank) -> None:
     """They are known by the place of their code; `*` stands for all."""
     place = MovedReward(file=__file__, function="process")
     for moved, expected in (([place], False), ([MovedReward(function="*")], False), ([], True)):
-        session: Any = SimpleNamespace(config=SimpleNamespace(reward_workers=0))
+        session: Any = SimpleNamespace(config=SimpleNamespace(of=lambda settings: settings()))
         host: Any = None
         served = ServedRewards(session, host, RankRewards(moved=tuple(moved)))
         served._service = rank.served._service
