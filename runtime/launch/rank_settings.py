@@ -16,7 +16,6 @@ from grpo_run.runtime.history.progress import PRIOR_FAILURE_SECONDS
 from grpo_run.runtime.history.recovery import FreshSeeds
 from grpo_run.runtime.history.train_calls import KnownCall
 from grpo_run.runtime.launch.config import RunConfig
-from grpo_run.runtime.memory.plan import MemoryPlan
 from grpo_run.runtime.snapshots.slot import SnapshotName
 
 VARIABLE = "GRPO_RUN_RANK"
@@ -61,10 +60,6 @@ class RankSettings(pydantic.BaseModel):
     """Orders to sample anew from a step on, oldest first."""
     features: dict[str, dict[str, Any]] = {}
     """What features have for the rank, by their names."""
-    memory_plan: MemoryPlan = MemoryPlan()
-    """What is changed so that this attempt needs less memory."""
-    tracker_runs: dict[str, str] = {}
-    """The names of runs that trackers opened in earlier attempts, by opening."""
     cpus: tuple[int, ...] = ()
     """CPUs that the rank may use; empty for those that it inherits."""
 

@@ -1,21 +1,52 @@
 """The points at which features take part in a rank.
 
-In this order: `fork` first of all; `begin` before the script runs; `call` when a `train()` call or a loop
-begins; for each trainer that generates, `rollouts` once before training; `end` when the script is over. What
-`rollouts` adds is called around every rollout by `hooks/_rollout_hooks.py`, which has the order of all calls.
-Plain data, and methods that do nothing.
+In this order: `fork` first of all; `script_begins` before the script's first line, called by
+`hooks/attach.py`; for each trainer `check_trainer`; `call` for each call, once before training, and
+`rollouts` for a trainer that generates; `end` when the script is over. What `rollouts` adds is called around
+every rollout by `hooks/_rollout_hooks.py`, which has the order of all calls, and what `call` adds at each
+step by `step/events.py`. Plain data, and methods that do nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, TypeVar
 
 from grpo_run.runtime.launch.rank_settings import RankSettings
 from grpo_run.runtime.rank.session import Session
 from grpo_run.runtime.upstream.patches import Handler
+
+Step = Callable[[int], None]
+"""Takes the number of an optimizer step, from 1."""
+
+
+@dataclass(kw_only=True)
+class CallPoints:
+    """One `train()` call or loop, and what features add to it.
+
+    Attributes:
+        train_call: number of the call in the run.
+        trainer: of a `train()` call; None for a loop.
+        models: the torch modules that it trains.
+        hooks: closed when the call ends.
+        leave_loop: ends a loop after the present step, on this rank alone; None for a `train()` call.
+        forward_passes: called before each forward pass of the trainer's model with its keyword arguments,
+            unless it is compiled.
+        step_ends: called when the optimizer has taken a step, before the ranks vote on it.
+        votes_begin: called when the ranks have begun to vote on a step, for what may take longer.
+    """
+
+    train_call: int
+    trainer: Any
+    models: Iterable[Any]
+    hooks: ExitStack
+    leave_loop: Callable[[], None] | None = None
+    forward_passes: list[Callable[[Mapping[str, Any]], None]] = field(default_factory=list)
+    step_ends: list[Step] = field(default_factory=list)
+    votes_begin: list[Step] = field(default_factory=list)
+
 
 RowReasons = Callable[[], Sequence[str] | None]
 """Says why each row of this rank's last rollout leaves, "" for one that stays; None if no row of any rank
@@ -37,11 +68,13 @@ class RolloutPoints:
         inputs: called around everything that is done for a rollout; they get the rows of the data set, and
             may pass on others.
         reward_functions: what is called in place of each reward function, from the inside out.
+        turns: called around each turn of generation, inside the caps.
         leaving: why rows are left out of baseline and loss. The words are labels in the metrics.
     """
 
     inputs: list[Handler] = field(default_factory=list)
     reward_functions: list[RewardWrapper] = field(default_factory=list)
+    turns: list[Handler] = field(default_factory=list)
     leaving: list[RowReasons] = field(default_factory=list)
 
     def row_reasons(self) -> Sequence[str] | None:
@@ -73,21 +106,6 @@ def needs_whole_batch(function: object) -> bool:
     return bool(getattr(function, _WHOLE_BATCH, False))
 
 
-@dataclass(frozen=True, kw_only=True)
-class Call:
-    """A `train()` call, or a hand-written loop, that begins.
-
-    Attributes:
-        models: the torch modules that it trains.
-        trainer: whose call it is; None for a loop.
-        leave_loop: ends the loop after the present step, on this rank alone; None for a `train()` call.
-    """
-
-    models: Iterable[Any]
-    trainer: Any = None
-    leave_loop: Callable[[], None] | None = None
-
-
 class RankFeature:
     """A feature in one rank. It overrides the points at which it takes part; the others do nothing."""
 
@@ -97,20 +115,26 @@ class RankFeature:
     def fork(self, settings: RankSettings) -> None:
         """Fork what is to have the libraries of this process: it has one thread, and no accelerator."""
 
-    def begin(self, session: Session) -> None:
-        """Prepare this rank. Its session is open, and the script has not begun."""
+    def script_begins(self, session: Session) -> None:
+        """Watch what the script imports. Neither torch nor transformers may be imported yet."""
 
-    def call(self, call: Call) -> AbstractContextManager[object]:
-        """Return what is entered for the length of a call. Collective: called on every rank before anything
-        of the call is hooked, and after the ranks have agreed on where it starts.
+    def check_trainer(self, session: Session, trainer: Any) -> None:
+        """Check a trainer that is about to train, or that the script asks to check.
+
+        Raises:
+            ConfigError: a setting of the feature is not in effect.
         """
-        return nullcontext()
 
     def rollouts(self, trainer: Any, session: Session, train_call: int, points: RolloutPoints) -> None:
         """Add to the rollouts of a trainer that is about to train.
 
         Args:
             train_call: number of the call in the run.
+        """
+
+    def call(self, session: Session, points: CallPoints) -> None:
+        """Add to a call that is about to train; its state is not loaded yet. Called on every rank, after the
+        ranks have agreed on where the call starts, and before its rollouts are hooked.
         """
 
     def end(self) -> None:

@@ -67,7 +67,6 @@ class NoTrainerWatch:
     Args:
         lifecycle: is `running` once the script trains.
         reporter: for events and messages.
-        history: of the run.
     """
 
     def __init__(self, lifecycle: Lifecycle, reporter: Reporter, history: History) -> None:

@@ -97,7 +97,7 @@ class RunOutcome:
         history, completed = self._live.history, event is RunEvent.completed
         left, kept = self._write_last(wait=completed)
         unsaved = self._unsaved(left) if completed else ""
-        asked = (feature.at_end(exit_code, attempt.local_rank_of) for feature in self._features)
+        asked = (feature.end_remark(exit_code, attempt.local_rank_of) for feature in self._features)
         remarks = [remark for remark in asked if remark is not None]
         left_out = self._left_out() if completed else ""
         if left_out:

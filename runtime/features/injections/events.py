@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from grpo_run.runtime.event import Event
+from grpo_run.runtime.history.history import HistoryPart
 
 
 class FaultInjected(Event, kw_only=True):
@@ -17,7 +18,7 @@ class FaultInjected(Event, kw_only=True):
 
 
 @dataclass(kw_only=True)
-class FiredInjections:
+class FiredInjections(HistoryPart):
     """The injections of a run that have fired so far."""
 
     EVENTS: ClassVar[tuple[type[Event], ...]] = (FaultInjected,)

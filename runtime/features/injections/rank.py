@@ -17,7 +17,7 @@ from grpo_run.runtime.features.injections._faults import FaultContext, common_co
 from grpo_run.runtime.features.injections._injection import Injection, check
 from grpo_run.runtime.features.injections.events import FaultInjected
 from grpo_run.runtime.features.injections.settings import InjectionSettings, RankInjections
-from grpo_run.runtime.rank.points import Call, RankFeature
+from grpo_run.runtime.rank.points import CallPoints, RankFeature
 from grpo_run.runtime.rank.session import Session
 from grpo_run.runtime.upstream import trainer_names
 from grpo_run.watchdog.memory.shortage import MemoryPhase
@@ -59,7 +59,7 @@ class Injector:
         self._in_loop = False
 
     @contextmanager
-    def taking_part(self, call: Call) -> Iterator[None]:
+    def taking_part(self, call: CallPoints) -> Iterator[None]:
         """Let faults act on a call for the length of the block. Collective: all ranks agree on what has
         fired, and create the second process group if it is needed.
 
@@ -169,7 +169,7 @@ class InjectionsPart(RankFeature):
     def __init__(self) -> None:
         self._injector: Injector | None = None
 
-    def begin(self, session: Session) -> None:
+    def script_begins(self, session: Session) -> None:
         """Watch the phases of a run that has injections."""
         injections = session.config.of(InjectionSettings).injections
         if not injections:
@@ -178,9 +178,10 @@ class InjectionsPart(RankFeature):
         self._injector = Injector(session, injections, told.fired)
         session.slot.on_enter = self._injector.on_phase
 
-    def call(self, call: Call) -> AbstractContextManager[None]:
+    def call(self, session: Session, points: CallPoints) -> None:
         """Let faults act on a call."""
-        return nullcontext() if self._injector is None else self._injector.taking_part(call)
+        if self._injector is not None:
+            points.hooks.enter_context(self._injector.taking_part(points))
 
 
 PART = InjectionsPart()

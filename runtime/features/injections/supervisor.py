@@ -34,7 +34,7 @@ class RunInjections(SupervisorFeature):
         """Return which injections a rank does not repeat."""
         return RankInjections(fired=tuple(self._fired.texts)).model_dump() if self._fired.texts else None
 
-    def at_end(self, exit_code: int, ranks: Collection[int]) -> EndRemark | None:
+    def end_remark(self, exit_code: int, ranks: Collection[int]) -> EndRemark | None:
         """Name the faults of this node's ranks that never happened, unless the run may be continued."""
         if exit_code in (EXIT_STOPPED, EXIT_USAGE):
             return None

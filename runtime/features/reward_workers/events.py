@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 
 from grpo_run.runtime.event import Event
 from grpo_run.runtime.history.events import IncidentConfirmed
+from grpo_run.runtime.history.history import HistoryPart
 from grpo_run.watchdog.json_values import from_json
 
 EVERY_FUNCTION = "*"
@@ -77,7 +78,7 @@ ALL = MovedReward(function=EVERY_FUNCTION)
 
 
 @dataclass(kw_only=True)
-class RewardFailures:
+class RewardFailures(HistoryPart):
     """The reward functions of one run that have failed.
 
     Attributes:

@@ -30,6 +30,7 @@ class RunRewards(SupervisorFeature):
     name = RewardWorkerSettings.NAME
 
     def __init__(self, config: RunConfig, run: RunDirectory, history: History, reporter: Reporter) -> None:
+        self._most_failures = config.budget.failures_without_progress
         self._all_moved = config.of(RewardWorkerSettings).workers > 0
         self._history = history
         self._reporter = reporter
@@ -46,8 +47,8 @@ class RunRewards(SupervisorFeature):
 
     def answer(self, fault: Fault) -> Answer | None:
         """Move a reward function that has failed too often."""
-        moved = self._failures.due
-        if moved is None:
+        moved, failures = self._failures.due, self._history.failures_without_progress
+        if moved is None or fault.verdict.final or not 0 < failures <= self._most_failures:
             return None
         decision = Decision(action=Action.restart, reason=start_of(self._history))
         return Answer(decision=decision, act=lambda: self._move(moved, fault.verdict.step), at_once=True)

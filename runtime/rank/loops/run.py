@@ -32,8 +32,7 @@ from grpo_run.runtime.rank.loops._optimizers import OptimizerSteps
 from grpo_run.runtime.rank.loops._rank_state import LoadedRankState, Randomness
 from grpo_run.runtime.rank.loops._state import LoopState
 from grpo_run.runtime.rank.loops.data_position import DataPosition
-from grpo_run.runtime.rank.memory_plan.settings import warn_of_no_effect
-from grpo_run.runtime.rank.points import Call
+from grpo_run.runtime.rank.points import CallPoints
 from grpo_run.runtime.rank.resuming.request import ResumeChoice, output_directory
 from grpo_run.runtime.rank.saving.contents import CheckpointContents
 from grpo_run.runtime.rank.saving.saver import Saver
@@ -189,9 +188,6 @@ class SupervisedLoop:
         )
         agreed = agree_on_resume(session, call, None, facts, claimed=guard.claimed)
         self._call, resume = guard.recognize(call, agreed.choice.ordinal), agreed.choice
-        for feature in guard.features:
-            begun = Call(models=self._state.modules.values(), leave_loop=self._leave_early)
-            self._hooks.enter_context(feature.call(begun))
         self._contents = LoopContents(
             session, self._call, self._state, limit=save_total_limit, write_rank_state=self._write_rank_state
         )
@@ -201,8 +197,17 @@ class SupervisedLoop:
         self._saver = Saver(
             self._contents, session, snapshots=guard.snapshots, collect_vote=self._step_vote.collect
         )
+        points = CallPoints(
+            train_call=self._call.ordinal,
+            trainer=None,
+            models=self._state.modules.values(),
+            hooks=self._hooks,
+            leave_loop=self._leave_early,
+        )
+        for feature in guard.features:
+            feature.call(session, points)
         self._events = StepEvents(
-            session, self._call.ordinal, self._step_vote, self._saver, self._guards, self._logs
+            session, self._call.ordinal, self._step_vote, self._saver, self._guards, self._logs, points
         )
         self._optimizers = OptimizerSteps(
             self._state.optimizers.values(), before=self._before_optimizer, after=self._after_optimizer
@@ -214,7 +219,6 @@ class SupervisedLoop:
                 order.record()
         over = resume.finished and not (resume.foreign and self.step < (self._total or 0))
         self._events.call_begins(self.step, self._total or 0, record=agreed.record, restoring=over)
-        warn_of_no_effect(self._session)
         if over:
             self._ended()
             return

@@ -4,14 +4,15 @@ through.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
+from contextlib import ExitStack, contextmanager
 from types import SimpleNamespace
 from typing import Any
 
 from grpo_run.runtime.event import Event
 from grpo_run.runtime.features.injections.rank import PART
 from grpo_run.runtime.features.injections.settings import InjectionSettings, RankInjections
-from grpo_run.runtime.rank.points import Call
+from grpo_run.runtime.rank.points import CallPoints
 from grpo_run.watchdog.observation import Phase
 
 STEP = [
@@ -61,7 +62,8 @@ class InjectedRank:
         self.step = 0
         self.on_enter: Callable[[Phase], None] = lambda phase: None
         self._part = type(PART)()
-        self._part.begin(session)
+        self._session = session
+        self._part.script_begins(session)
 
     def enter(self, phase: Phase, step: int) -> None:
         """Enter a phase while a step is in progress."""
@@ -74,8 +76,11 @@ class InjectedRank:
             for phase in STEP:
                 self.enter(phase, step)
 
-    def call(self, *models: Any, trainer: Any = None) -> Any:
+    @contextmanager
+    def call(self, *models: Any, trainer: Any = None) -> Iterator[None]:
         """Enter a call: that of a trainer, or a loop."""
-        return self._part.call(
-            Call(models=models, trainer=trainer, leave_loop=None if trainer else lambda: None)
-        )
+        leave = None if trainer else lambda: None
+        with ExitStack() as hooks:
+            points = CallPoints(train_call=1, trainer=trainer, models=models, hooks=hooks, leave_loop=leave)
+            self._part.call(self._session, points)
+            yield

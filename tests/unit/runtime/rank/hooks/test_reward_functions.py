@@ -12,18 +12,10 @@ from typing import Any
 import pytest
 
 from grpo_run.runtime.board.slot_writer import SlotWriter
-from grpo_run.runtime.rank.growth import StepCosts
 from grpo_run.runtime.rank.hooks._reward_functions import rewards_wrapped, wrapped
 from grpo_run.watchdog.observation import Phase, Slot
 
 Reading = Callable[[], Slot]
-
-
-@pytest.fixture
-def session(session: Any, slot: SlotWriter) -> Any:
-    """A session that counts what reward functions cost."""
-    session.step_costs = StepCosts(slot)
-    return session
 
 
 def length_reward(completions: list[str], **kwargs: Any) -> list[float]:
@@ -156,7 +148,7 @@ def test_calls_are_journaled_now_and_then_and_at_the_end(
         ("length_reward", 4, 1), ("fails", 2, 1),
     ]  # fmt: skip
     assert all(one["longest_seconds"] <= one["total_seconds"] for one in found)
-    assert set(session.step_costs.functions) == {"length_reward", "fails"}
+    assert set(session.reward_seconds) == {"length_reward", "fails"}
 
 
 def test_a_feature_may_call_something_in_place_of_a_function(session: Any) -> None:
