@@ -37,7 +37,6 @@ from grpo_run.dashboards.metrics.address import parse_address
 from grpo_run.runtime.errors import UsageError
 from grpo_run.runtime.launch.accelerate import Parallelism, load_parallelism
 from grpo_run.runtime.launch.config import Budget, MaskingSettings, RunConfig
-from grpo_run.runtime.launch.injections import check as check_injections
 from grpo_run.runtime.launch.option import given_values
 from grpo_run.runtime.processes.starting import parse_signals
 from grpo_run.runtime.rank.rollouts.caps_settings import GenerationOptions
@@ -122,7 +121,9 @@ def parse(arguments: Sequence[str], *, starts_over: int = 0) -> LaunchCommand:
     options.nproc_per_node = str(ranks.ranks_per_node)
     if ranks.replaced:
         _warn(ranks.replaced)
-    check_injections(core.get("injections", ()), ranks.ranks_per_node * nodes[1])
+    for one in features.values():
+        if hasattr(one, "check_ranks"):
+            one.check_ranks(ranks.ranks_per_node * nodes[1])
     check_descriptors(ranks.ranks_per_node, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
     shown = shown_local_ranks(options, ranks.ranks_per_node)
     token = secrets.token_hex(TOKEN_BYTES)
