@@ -186,7 +186,7 @@ def rank_environment(supervisor: Supervisor, rank: int, world_size: int) -> dict
     return environment
 
 
-PRELOAD = ("grpo_run.runtime.rank.preload",)
+PRELOAD = ("grpo_run.runtime.launching.preload",)
 
 
 def own_processes(config: RunConfig, token: str) -> tuple[dict[str, str], RunProcesses]:

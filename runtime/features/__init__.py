@@ -17,11 +17,12 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import pkgutil
 from types import ModuleType
 
-from grpo_run.runtime.features import quarantine
+from grpo_run.runtime.features import kept_completions, masking, quarantine
 
-FEATURES: tuple[ModuleType, ...] = (quarantine,)
+FEATURES: tuple[ModuleType, ...] = (quarantine, kept_completions, masking)
 """All features, in the order in which they are asked."""
 
 
@@ -31,6 +32,18 @@ def modules(name: str) -> tuple[ModuleType, ...]:
     return tuple(
         importlib.import_module(name) for name in names if importlib.util.find_spec(name) is not None
     )
+
+
+def names_in_ranks() -> list[str]:
+    """Return the names of all modules of features that a rank may import, which its forkserver imports in
+    advance.
+    """
+    return [
+        f"{feature.__name__}.{module.name}"
+        for feature in FEATURES
+        for module in pkgutil.iter_modules(feature.__path__)
+        if module.name != "supervisor"
+    ]
 
 
 def shown(kind: str) -> dict[str, str]:

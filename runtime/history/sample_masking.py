@@ -1,6 +1,6 @@
 """The samples that a run has excluded from the loss, counted by reason from its journal.
 
-`history.py` applies the events that ranks write (`runtime/rank/rollouts/_masking_report.py`); status, metrics
+`history.py` applies the events that ranks write (`runtime/features/masking/_report.py`); status, metrics
 and the incident report show the counts. Steps that are repeated after a recovery count again, because their
 samples are excluded again. Pure.
 """

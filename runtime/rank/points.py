@@ -6,6 +6,7 @@ by `hooks/_rollout_hooks.py`, which has the order of all calls. Plain data, and 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
@@ -19,17 +20,39 @@ can.
 """
 
 
+class Failed(float):
+    """A reward that could not be computed, made by `failed`.
+
+    TRL sees minus infinity, which survives its conversion to a tensor and its gather over the ranks.
+    """
+
+    reason: str
+
+
+def failed(reason: str) -> Failed:
+    """Return the reward of a sample for which a function has failed: the row leaves for this reason."""
+    made = Failed(-math.inf)
+    made.reason = reason
+    return made
+
+
 @dataclass(kw_only=True)
 class RolloutPoints:
-    """What features add to the rollouts of one trainer.
+    """What features add to the rollouts of one trainer. Of each list, the first handler is the outermost.
 
     Attributes:
         inputs: called around everything that is done for a rollout; they get the rows of the data set, and
             may pass on others.
+        scoring: called around TRL's scoring of a rollout, inside its phase; they get the same rows, and
+            what they return is the rollout that is trained on.
+        rewards: called around the computation of rewards, outside its phase; they get what it is called
+            with, and may return another table.
         leaving: why rows are left out of baseline and loss. The words are labels in the metrics.
     """
 
     inputs: list[Handler] = field(default_factory=list)
+    scoring: list[Handler] = field(default_factory=list)
+    rewards: list[Handler] = field(default_factory=list)
     leaving: list[RowReasons] = field(default_factory=list)
 
     def row_reasons(self) -> Sequence[str] | None:

@@ -49,10 +49,12 @@ def without(name: str, folder: Path) -> Path:
         copied.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(REPOSITORY / file, copied)
     table = folder / "grpo_run" / "runtime" / "features" / "__init__.py"
+    left = ", ".join(other for other in NAMES if other != name)
     text, removed = re.subn(
-        rf"^from grpo_run\.runtime\.features import {name}\n", "", table.read_text(), flags=re.MULTILINE
-    )
-    text, left_out = re.subn(rf"(FEATURES: [^=]*= \([^)]*?)\b{name}\b,? ?", r"\1", text)
+        r"^(from grpo_run\.runtime\.features import )(?:\([^)]*\)|.*)$", rf"\1{left}",
+        table.read_text(), flags=re.MULTILINE,
+    )  # fmt: skip
+    text, left_out = re.subn(r"(FEATURES: [^=]*= )\([^)]*\)", rf"\1({left},)", text)
     assert (removed, left_out) == (1, 1)
     table.write_text(text)
     return folder

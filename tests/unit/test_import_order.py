@@ -43,6 +43,7 @@ DECIDERS = {
         "events", "history", "progress", "sample_masking", "lifecycle", "memory_findings",
         "no_trainer_script", "recovery", "rewards", "totals", "train_calls", "wall_states",
     },
+    "runtime.features.masking": {"selection"},
     "runtime.features.quarantine": {"events", "settings", "shown"},
     "runtime.launch": {"config", "guard_options", "injections"},
     "runtime.memory": {"facts", "plan"},
@@ -80,8 +81,6 @@ LIGHT = (
     "runtime.processes.forkserver",
     "runtime.rank.hooks.attach",
     "runtime.rank.rollouts.caps_settings",
-    "runtime.rank.rollouts.masking_selection",
-    "runtime.rank.rollouts.reward_outputs",
     "runtime.upstream.trainer_names",
     "runtime.upstream.versions",
     "trainers",
@@ -173,10 +172,14 @@ def test_no_module_imports_a_folder_without_its_package() -> None:
 def process(name: str) -> str:
     """Return the folder of the one process in which a module runs; empty for what several share.
 
-    A feature's module is named for it. The composition of processes may import both.
+    A feature's module is named for it, and a private one is of the process in which all who import it are.
+    The composition of processes may import both.
     """
     parts = name.split(".")
     if parts[:2] == ["runtime", "features"] and len(parts) == 4:
+        if parts[3].startswith("_"):
+            users = {process(user) for user in modules_in(".".join(parts[:3])) if name in edges(user)}
+            return users.pop() if len(users) == 1 else ""
         return f"runtime.{parts[3]}" if f"runtime.{parts[3]}" in PROCESSES else ""
     return next((folder for folder in PROCESSES if f"{name}.".startswith(f"{folder}.")), "")
 
@@ -306,7 +309,9 @@ def test_pure_modules_import_pure_modules_only() -> None:
 
 def test_light_modules_do_not_import_training_libraries() -> None:
     """Neither directly nor through another module of ours: importing torch takes seconds."""
-    assert broken({name: loaded_with(name) & HEAVY for name in (*pure_modules(), *LIGHT)}, {}) == {}
+    features = [name for name in FILES if is_part(name)]
+    names = (*pure_modules(), *LIGHT, *features)
+    assert broken({name: loaded_with(name) & HEAVY for name in names}, {}) == {}
 
 
 def test_the_import_check_follows_our_own_modules() -> None:

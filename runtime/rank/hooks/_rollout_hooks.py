@@ -8,21 +8,18 @@ part does is described in its own module; this one knows only their order.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import functools
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from grpo_run.runtime.rank.hooks._phases import mark_rewards, marked
 from grpo_run.runtime.rank.hooks._tools import mark_tools
 from grpo_run.runtime.rank.points import RolloutPoints
-from grpo_run.runtime.rank.rewards.generators import read_generators, write_generators
 from grpo_run.runtime.rank.rewards.served import rewards_of
-from grpo_run.runtime.rank.rollouts.capping import Capping, capping_of
+from grpo_run.runtime.rank.rollouts.capping import capping_of
 from grpo_run.runtime.rank.rollouts.counting import counted
 from grpo_run.runtime.rank.rollouts.generate_calls import in_sub_batches
-from grpo_run.runtime.rank.rollouts.kept_completions import KeptCompletions
-from grpo_run.runtime.rank.rollouts.repeated_masking import read_earlier
-from grpo_run.runtime.rank.rollouts.sample_masking import SampleMasking
 from grpo_run.runtime.rank.saving import description
 from grpo_run.runtime.rank.step.guard import AttemptState
 from grpo_run.runtime.rank.step.step_vote import StepVote
@@ -55,22 +52,13 @@ def rollouts_hooked(
         points = RolloutPoints()
         for feature in guard.features:
             feature.rollouts(trainer, session, train_call, points)
-        masking = SampleMasking(
-            trainer,
-            session,
-            _end_reasons(caps),
-            leaving=points.row_reasons,
-            train_call=train_call,
-            earlier=read_earlier(session, train_call),
-            generators=(read_generators, write_generators),
-        )
-        groups = session.config.log_completions
-        kept = KeptCompletions(trainer, session, train_call, groups) if groups else None
+        if caps is not None:
+            points.leaving.append(functools.partial(caps.masked_rows, session.config.masking.masked_ends))
         around: dict[str, Sequence[Handler | None]] = {
             trainer_names.GENERATE_AND_SCORE: (
                 *points.inputs,
                 marked(Phase.score, slot, fingerprint),
-                masking.mask_samples if masking.is_possible else None,
+                *points.scoring,
             ),
             trainer_names.GENERATE: (
                 marked(Phase.generate, slot, fingerprint),
@@ -78,11 +66,7 @@ def rollouts_hooked(
                 caps.cap_rollout if caps else None,
             ),
             trainer_names.SINGLE_TURN: (caps.cap_turn if caps else None, sub_batches),
-            trainer_names.CALCULATE_REWARDS: (
-                kept.keep if kept else None,
-                masking.choose_samples if masking.is_possible else None,
-                marked(Phase.reward, slot, fingerprint),
-            ),
+            trainer_names.CALCULATE_REWARDS: (*points.rewards, marked(Phase.reward, slot, fingerprint)),
             "evaluate": (marked(Phase.eval, slot, fingerprint),),
         }
         mark_rewards(trainer, slot, session.step_costs)
@@ -91,13 +75,3 @@ def rollouts_hooked(
         hooks.enter_context(wrapped_methods(trainer, around))
         hooks.enter_context(mark_tools(trainer, session))
         yield
-
-
-def _end_reasons(caps: Capping | None) -> Callable[[], Sequence[str] | None]:
-    """Return a function that says why each completion of the last rollout ended; None without caps."""
-
-    def reasons() -> Sequence[str] | None:
-        found = None if caps is None else caps.end_reasons()
-        return None if found is None else [reason.value for reason in found]
-
-    return reasons

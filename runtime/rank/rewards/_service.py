@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from grpo_run.runtime.history.rewards import FailureKind
-from grpo_run.runtime.history.sample_masking import MaskingReason
 from grpo_run.runtime.launch.config import RunConfig
+from grpo_run.runtime.rank.points import failed
 from grpo_run.runtime.rank.rewards import _packing as packing
 from grpo_run.runtime.rank.rewards._deadlines import CallClock, Learned
 from grpo_run.runtime.rank.rewards._failures import FailureLog, Sample
@@ -28,7 +28,6 @@ from grpo_run.runtime.rank.rewards._pool import WorkerPool
 from grpo_run.runtime.rank.rewards.batch import RewardBatch, needs_whole_batch
 from grpo_run.runtime.rank.rewards.generators import GeneratorStates, read_generators, write_generators
 from grpo_run.runtime.rank.rewards.host import WorkerHost, surroundings
-from grpo_run.runtime.rank.rollouts.reward_outputs import failed
 from grpo_run.watchdog.stalls.durations import Durations
 
 ALWAYS_NEEDED = ("transformers.trainer_callback", "numpy")
@@ -281,7 +280,7 @@ class RewardService:
         batch.replay(passed)
         values: list[Any] = [None] * batch.size
         for sample in samples:
-            values[sample.index] = failed(MaskingReason(sample.failure.kind.value))
+            values[sample.index] = failed(sample.failure.kind)
         for part, reply in passed:
             assert reply.values is not None
             values[part.start : part.stop] = reply.values

@@ -23,14 +23,13 @@ import msgspec
 
 from grpo_run.runtime.event import Event
 from grpo_run.runtime.history.rewards import ALL, FailureKind, MovedReward, RewardCalls
-from grpo_run.runtime.history.sample_masking import MaskingReason
+from grpo_run.runtime.rank.points import Failed, failed
 from grpo_run.runtime.rank.rewards import host
 from grpo_run.runtime.rank.rewards._failures import FailureLog, Sample
 from grpo_run.runtime.rank.rewards._messages import Failure
 from grpo_run.runtime.rank.rewards._packing import inner_function
 from grpo_run.runtime.rank.rewards._pool import memory_limit_bytes
 from grpo_run.runtime.rank.rewards._service import MovedFunction, RewardService
-from grpo_run.runtime.rank.rollouts.reward_outputs import Failed, failed
 from grpo_run.runtime.rank.session import Session
 from grpo_run.runtime.snapshots.headroom import least_headroom
 from grpo_run.runtime.upstream.async_functions import finished_within, is_coroutine_function
@@ -247,7 +246,7 @@ class Rewards:
             for index, prompt in enumerate(prompts)
         ]
         self._log.failed(moved.name, failure, samples, len(prompts))
-        return seen_by_trainer([failed(MaskingReason.timeout)] * len(prompts), masked=self._masked)
+        return seen_by_trainer([failed(FailureKind.timeout)] * len(prompts), masked=self._masked)
 
     def _write(self, event: Event) -> None:
         session = self._session

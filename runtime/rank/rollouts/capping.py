@@ -203,6 +203,22 @@ class Capping:
         """
         return None if self._last is None else self._last.reasons
 
+    def masked_rows(self, ends: Collection[str]) -> list[str] | None:
+        """Return how a cap has ended each row of this rank's last rollout, where that takes it out of
+        baseline and loss; None if no row of any rank can leave so.
+
+        Args:
+            ends: that take rows out.
+        """
+        possible = {
+            EndReason.length.value: True,
+            EndReason.repetition.value: self._settings.repetition is not None,
+            EndReason.deadline.value: self._settings.max_time is not None,
+        }
+        if self._last is None or not any(possible[end] for end in ends):
+            return None
+        return [reason.value if reason.value in ends else "" for reason in self._last.reasons]
+
     @contextmanager
     def applied(self) -> Iterator[None]:
         """Apply the caps for the length of the block, on a trainer whose methods nothing else wraps."""

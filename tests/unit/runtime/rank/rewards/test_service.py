@@ -20,12 +20,12 @@ from transformers import TrainerState
 from grpo_run.runtime.event import as_record
 from grpo_run.runtime.history.rewards import FailureKind
 from grpo_run.runtime.launch.config import RunConfig
+from grpo_run.runtime.rank.points import Failed
 from grpo_run.runtime.rank.rewards import host
 from grpo_run.runtime.rank.rewards._deadlines import CallClock, Learned
 from grpo_run.runtime.rank.rewards._failures import FailureLog
 from grpo_run.runtime.rank.rewards._messages import Failure, Reply, Task
 from grpo_run.runtime.rank.rewards._service import MovedFunction, RewardService
-from grpo_run.runtime.rank.rollouts.reward_outputs import Failed
 from grpo_run.trainers.rewards import whole_batch
 
 PROMPTS = ["1", "2", "bad", "4", "5"]

@@ -12,6 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from support.rank_session import make_board, make_session, make_slot  # noqa: F401 - fixtures
 from support.tiny_trainers import tiny_trainer
 
 GENERATIONS = 4
@@ -101,19 +102,18 @@ def rollout() -> Callable[..., Any]:
     returns.
     """
 
-    def score(trainer: Any, session: Any, *columns: Any, ends: Any = None) -> Any:
+    def score(trainer: Any, session: Any, *columns: Any, leaving: Any = None) -> Any:
         import torch
-        from support.wrapped import masked
+        from support.wrapped import with_feature
 
-        from grpo_run.runtime.rank.rollouts.sample_masking import SampleMasking
+        from grpo_run.runtime.features.masking.rank import PART
 
         functions = [column if callable(column) else returning(column) for column in columns]
         trainer.reward_funcs = functions
         trainer.reward_func_names = [f"reward_{index}" for index in range(len(functions))]
         trainer.reward_processing_classes = [None] * len(functions)
         trainer.reward_weights = torch.ones(len(functions))
-        masking = SampleMasking(trainer, session, lambda: ends)
-        with masked(trainer, masking):
+        with with_feature(PART, trainer, session, leaving=[lambda: leaving]):
             return trainer._generate_and_score_completions(
                 [{"prompt": prompt} for prompt in PROMPTS for _ in range(GENERATIONS)]
             )

@@ -1,6 +1,6 @@
 """Tells the user and the journal which samples were excluded.
 
-Called by `sample_masking.py` once for each rollout with masking. A rank writes the events of its own samples,
+Called by `_masking.py` once for each rollout with masking. A rank writes the events of its own samples,
 rank 0 those of groups and rollouts. The first sample of an attempt is a line on the terminal; then the counts
 tell the rest.
 """
@@ -10,6 +10,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping, Sequence
 
+from grpo_run.runtime.features.masking._repeated import SampleFault
+from grpo_run.runtime.features.masking._selection import Excluded, MaskingKind, Selection
 from grpo_run.runtime.history.sample_masking import (
     GroupMasked,
     MaskingReason,
@@ -17,8 +19,6 @@ from grpo_run.runtime.history.sample_masking import (
     RewardsRepeated,
     SampleMasked,
 )
-from grpo_run.runtime.rank.rollouts._masking_selection import Excluded, MaskingKind, Selection
-from grpo_run.runtime.rank.rollouts.repeated_masking import SampleFault
 from grpo_run.runtime.rank.session import Session
 
 MOST_NUMBERS = 2048

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 import torch
 
-from grpo_run.runtime.rank.rollouts import kept_completions
-from grpo_run.runtime.rank.rollouts.kept_completions import KeptCompletions
+from grpo_run.runtime.features.kept_completions import rank as room
+from grpo_run.runtime.rank.points import RolloutPoints
 
 Events = Callable[[], list[dict[str, Any]]]
 
@@ -31,12 +31,12 @@ def trainer() -> Any:
     )
 
 
-def session_of(tmp_path: Path, rank: int = 0) -> Any:
+def session_of(tmp_path: Path, rank: int = 0, groups: int = 9) -> Any:
     """The session of a rank; `warned` has its warnings."""
     warned: list[str] = []
     return SimpleNamespace(
         rank=rank,
-        config=SimpleNamespace(run_directory=tmp_path),
+        config=SimpleNamespace(run_directory=tmp_path, log_completions=groups),
         settings=SimpleNamespace(attempt=1),
         warn_in_journal=warned.append,
         warned=warned,
@@ -53,15 +53,21 @@ def rows(tmp_path: Path, rank: int = 0) -> list[dict[str, Any]]:
     return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
 
 
-def keep(kept: KeptCompletions, arguments: Any = ARGUMENTS, rewards: Any = REWARDS) -> Any:
-    """Let rewards be computed."""
-    return kept.keep(lambda *given: rewards, *arguments)
+def keep(
+    trainer: Any, session: Any, arguments: Any = ARGUMENTS, rewards: Any = REWARDS, *, times: int = 1
+) -> Any:
+    """Let rewards be computed so many times in one `train()` call; return what the trainer gets the last
+    time.
+    """
+    points = RolloutPoints()
+    room.PART.rollouts(trainer, session, 1, points)
+    (handler,) = points.rewards
+    return [handler(lambda *given: rewards, *arguments) for _ in range(times)][-1]
 
 
 def test_the_first_groups_are_kept_with_their_rewards(trainer: Any, tmp_path: Path) -> None:
     """The trainer gets what was computed, as it is."""
-    kept = KeptCompletions(trainer, session_of(tmp_path), 1, 1)
-    assert keep(kept) is REWARDS
+    assert keep(trainer, session_of(tmp_path, groups=1)) is REWARDS
     first, second = rows(tmp_path)
     assert first == {
         "train_call": 1, "step": 4, "attempt": 1, "group": 0, "position": 0, "prompt": "p", "completion": "a",
@@ -72,7 +78,7 @@ def test_the_first_groups_are_kept_with_their_rewards(trainer: Any, tmp_path: Pa
 
 def test_each_rank_keeps_its_own_rows(trainer: Any, tmp_path: Path) -> None:
     """Rank 1 has the third and fourth group; three are kept of a rollout."""
-    keep(KeptCompletions(trainer, session_of(tmp_path, 1), 1, 3))
+    keep(trainer, session_of(tmp_path, 1, groups=3))
     assert [(one["group"], one["position"], one["rewards"]["length"]) for one in rows(tmp_path, 1)] == [
         (2, 0, 4.0), (2, 1, 5.0)
     ]  # fmt: skip
@@ -80,7 +86,7 @@ def test_each_rank_keeps_its_own_rows(trainer: Any, tmp_path: Path) -> None:
 
 def test_files_are_private(trainer: Any, tmp_path: Path) -> None:
     """They have the text of prompts."""
-    keep(KeptCompletions(trainer, session_of(tmp_path), 1, 9))
+    keep(trainer, session_of(tmp_path))
     folder = tmp_path / "completions"
     modes = [stat.S_IMODE(path.stat().st_mode) for path in (folder, folder / "rank0.jsonl")]
     assert modes == [0o700, 0o600]
@@ -89,11 +95,9 @@ def test_files_are_private(trainer: Any, tmp_path: Path) -> None:
 
 def test_files_are_bounded(trainer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The one before is kept, and each text is cut."""
-    monkeypatch.setattr(kept_completions, "MAX_FILE_BYTES", 200_000)
-    kept = KeptCompletions(trainer, session_of(tmp_path), 1, 9)
+    monkeypatch.setattr(room, "MAX_FILE_BYTES", 200_000)
     huge = ([], ["p"] * 4, ["x" * 10_000_000] * 4, [[5]] * 4)
-    for _ in range(20):
-        keep(kept, huge)
+    keep(trainer, session_of(tmp_path), huge, times=20)
     sizes = [file.stat().st_size for file in (tmp_path / "completions").iterdir()]
     assert len(sizes) <= 2
     assert sum(sizes) < 2 * 200_000 + 4 * 20_000
@@ -103,8 +107,7 @@ def test_a_disk_that_takes_nothing_ends_the_keeping(trainer: Any, tmp_path: Path
     """With one warning; the rewards come as before."""
     (tmp_path / "completions").write_text("in the way")
     session = session_of(tmp_path)
-    kept = KeptCompletions(trainer, session, 1, 9)
-    assert [keep(kept) is REWARDS for _ in range(3)] == [True] * 3
+    assert keep(trainer, session, times=3) is REWARDS
     assert len(session.warned) == 1
 
 
@@ -112,17 +115,23 @@ def test_a_disk_that_takes_nothing_ends_the_keeping(trainer: Any, tmp_path: Path
 def test_what_is_no_rollout_of_training_is_left_out(trainer: Any, tmp_path: Path, what: str) -> None:
     """A subclass may compute its rewards in another way; it gets what it has computed."""
     trainer.model.training = what != "evaluation"
-    kept = KeptCompletions(trainer, session_of(tmp_path, 1), 1, 9)
     arguments = ARGUMENTS[:2] if what == "other arguments" else ARGUMENTS
     rewards: Any = {"other result": [1.0], "fewer rows": REWARDS[:4]}.get(what, REWARDS)
-    assert keep(kept, arguments, rewards) is rewards
+    assert keep(trainer, session_of(tmp_path, 1), arguments, rewards) is rewards
     assert rows(tmp_path, 1) == []
 
 
 def test_a_conversation_is_kept_as_text(trainer: Any, tmp_path: Path) -> None:
     """Each message with its role."""
     chat = [{"role": "user", "content": "2+2?"}]
-    keep(KeptCompletions(trainer, session_of(tmp_path), 1, 9), ([], [chat] * 4, [chat * 2] * 4, [[1]] * 4))
+    keep(trainer, session_of(tmp_path), ([], [chat] * 4, [chat * 2] * 4, [[1]] * 4))
     assert (rows(tmp_path)[0]["prompt"], rows(tmp_path)[0]["completion"]) == (
         "[user] 2+2?", "[user] 2+2?\n[user] 2+2?"
     )  # fmt: skip
+
+
+def test_a_run_that_keeps_nothing_leaves_the_rewards_alone(trainer: Any, tmp_path: Path) -> None:
+    """The default: no method is wrapped."""
+    points = RolloutPoints()
+    room.PART.rollouts(trainer, session_of(tmp_path, groups=0), 1, points)
+    assert points == RolloutPoints()

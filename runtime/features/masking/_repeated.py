@@ -2,8 +2,8 @@
 
 A reward that did not come in time the first time may come the second time; the step would then not be the one
 that the run had taken. A sample is known again by its place and its tokens: after a change of the seeds or
-the script nothing is excluded that was not. Read from the journal when `runtime/rank/hooks/train_call.py`
-begins a call, used by `sample_masking.py`. Completions that a cap has cut are not kept here.
+the script nothing is excluded that was not. Read from the journal when a call begins, used by `_masking.py`.
+Rows that others have left out are not kept here.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from grpo_run.runtime.history.journal import read_newest
 from grpo_run.runtime.history.run_directory import RunDirectory
-from grpo_run.runtime.history.sample_masking import MaskingReason, SampleMasked
+from grpo_run.runtime.history.sample_masking import SampleMasked
 from grpo_run.runtime.rank.session import Session
 
 MAX_JOURNAL_BYTES = 8 * 1024 * 1024
@@ -69,14 +69,12 @@ class EarlierMasking:
             if event.attempt is None or event.rollout is None:
                 continue
             at, rollout, function = event.attempt, event.rollout, str(event.function)
-            try:
-                reason = MaskingReason(event.reason)
-                found: dict[int, SampleFault] = {
-                    number: SampleFault(reason, digest)
-                    for number, digest in zip(event.samples, event.digests, strict=True)
-                }
-            except ValueError:
+            if len(event.samples) != len(event.digests):
                 continue  # written by another version
+            found = {
+                number: SampleFault(event.reason, digest)
+                for number, digest in zip(event.samples, event.digests, strict=True)
+            }
             if at >= attempt or at < newest.get(rollout, (at,))[0]:
                 continue
             if rollout not in newest or at > newest[rollout][0]:

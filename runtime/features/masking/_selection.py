@@ -1,7 +1,7 @@
 """Which samples of a rollout are excluded, decided from the gathered rewards of all ranks.
 
-Every rank has the same table, so every rank decides the same without a message. Called by
-`sample_masking.py`. Pure: takes and returns numbers, imports neither torch nor TRL.
+Every rank has the same table, so every rank decides the same without a message. Called by `_masking.py`.
+Pure: takes and returns numbers, imports neither torch nor TRL.
 
 The rewards of a group are compared with one another, so a sample that lacks a reward the others have would be
 compared with a zero in its place. That is why it leaves. A function that returned NaN for *all* samples of a
@@ -17,7 +17,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
-from grpo_run.runtime.rank.rollouts.reward_outputs import RETURNED_NAN
+RETURNED_NAN = math.inf
+"""Stands for NaN in a function's column; TRL uses NaN itself for `None`."""
 
 
 class MaskingKind(Enum):
@@ -25,7 +26,7 @@ class MaskingKind(Enum):
 
     failed = auto()
     nan = auto()
-    cut = auto()
+    left_out = auto()
     small_group = auto()
 
 
@@ -50,8 +51,8 @@ class Selection:
         groups: numbers of the groups of which no sample is left.
         group_count: groups of the rollout.
         not_applicable: by column, for how many samples NaN of a whole group is read as None.
-        failed_share: samples without a valid reward, of those that no cap has cut; 0 to 1.
-        none_valid: no sample has a valid reward, whatever the reason; one that a cap has cut may have.
+        failed_share: samples without a valid reward, of those that are not left out anyway; 0 to 1.
+        none_valid: no sample has a valid reward, whatever the reason; one that is left out may have.
     """
 
     samples: Mapping[int, Excluded]
@@ -68,7 +69,7 @@ class Selection:
 
 
 def select(
-    rewards: Sequence[Sequence[float]], generations: int, models: Collection[int], cut: Collection[int]
+    rewards: Sequence[Sequence[float]], generations: int, models: Collection[int], left_out: Collection[int]
 ) -> Selection:
     """Decide which samples are excluded.
 
@@ -77,7 +78,7 @@ def select(
             `RETURNED_NAN` for NaN, minus infinity for a failure.
         generations: samples of a group.
         models: columns of reward models, which cannot return None.
-        cut: samples that a cap has cut and that are to be masked.
+        left_out: samples that are masked whatever their rewards are, such as those that a cap has cut.
     """
     samples: dict[int, Excluded] = {}
     empty: list[int] = []
@@ -91,7 +92,7 @@ def select(
         for row in rows:
             fault = _fault(rewards[row], models, read_as_none)
             none_valid &= fault is not None or not any(map(math.isfinite, rewards[row]))
-            why = Excluded(kind=MaskingKind.cut) if row in cut else fault
+            why = Excluded(kind=MaskingKind.left_out) if row in left_out else fault
             if why is not None:
                 leaving[row] = why
             else:
@@ -104,7 +105,7 @@ def select(
             samples |= {row: Excluded(kind=MaskingKind.small_group) for row in left}
             empty.append(group)
     failed = [why.kind for why in samples.values() if why.kind in (MaskingKind.failed, MaskingKind.nan)]
-    scored = len(rewards) - len(cut)
+    scored = len(rewards) - len(left_out)
     return Selection(
         samples=samples,
         groups=tuple(empty),

@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from grpo_run.runtime.rank.rollouts._masking_selection import Selection, select
-from grpo_run.runtime.rank.rollouts.reward_outputs import RETURNED_NAN
+from grpo_run.runtime.features.masking._selection import RETURNED_NAN, Selection, select
 
 NONE, NAN, FAIL = math.nan, RETURNED_NAN, -math.inf
 
@@ -64,7 +63,7 @@ def test_what_none_and_nan_mean(
 def test_cut_completions_do_not_count_as_failures() -> None:
     """Rewards are not computed again because of them."""
     found = of([1], [FAIL], [2], [3], generations=4, cut=[0])
-    assert kinds(found) == {0: "cut", 1: "failed"}
+    assert kinds(found) == {0: "left_out", 1: "failed"}
     assert found.failed_share == pytest.approx(1 / 3)
 
 

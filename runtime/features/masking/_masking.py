@@ -1,11 +1,11 @@
 """Mask samples of a GRPO or RLOO trainer: leave them out of baseline, advantages and loss.
 
-`runtime/rank/hooks/_rollout_hooks.py` puts `mask_samples` around TRL's scoring of a rollout, inside its
-phase, and `choose_samples` around the computation of its rewards, outside that phase: rewards that are
-computed again count as a phase of their own in the vote's fingerprint. TRL computes baselines and advantages
-and leaves out a row of its table of rewards in which every column is NaN, so a masked sample becomes such a
-row. TRL gathers the table over the ranks, so every rank finds the same, and nothing is sent unless a sample
-is masked. A rollout without masked samples is returned as it is.
+`mask_samples` is around TRL's scoring of a rollout, inside its phase, and `choose_samples` around the
+computation of its rewards, outside that phase: rewards that are computed again count as a phase of their own
+in the vote's fingerprint. TRL computes baselines and advantages and leaves out a row of its table of rewards
+in which every column is NaN, so a masked sample becomes such a row. TRL gathers the table over the ranks, so
+every rank finds the same, and nothing is sent unless a sample is masked. A rollout without masked samples is
+returned as it is.
 
 `mask` takes the rows out of what TRL computes after the rewards. GRPO multiplies its per-token loss by
 `tool_mask`, which is not part of the attention mask, so log-probabilities stay as they are. RLOO has
@@ -14,8 +14,7 @@ its ratio would be an exponential of hundreds. Whether a masked row also leaves 
 cispo, vespo and bnpo divide by tokens that count, the others by rows.
 
 What TRL logs of the rollout is corrected. Results of reward functions are checked while TRL computes
-rewards, and those of reward models in the gathered table. Which samples are masked is decided in
-`_masking_selection.py`.
+rewards, and those of reward models in the gathered table.
 """
 
 from __future__ import annotations
@@ -29,17 +28,17 @@ from typing import Any
 import torch
 
 from grpo_run.runtime.errors import RewardError
+from grpo_run.runtime.features.masking._outputs import check, describe
+from grpo_run.runtime.features.masking._repeated import SampleFault, completion_checksum, read_earlier
+from grpo_run.runtime.features.masking._report import MaskingReporter
+from grpo_run.runtime.features.masking._selection import RETURNED_NAN, MaskingKind, Selection, select
 from grpo_run.runtime.history.sample_masking import MaskingReason
 from grpo_run.runtime.rank.memory_plan.settings import record_of
-from grpo_run.runtime.rank.points import RowReasons
-from grpo_run.runtime.rank.rollouts._masking_report import MaskingReporter
-from grpo_run.runtime.rank.rollouts._masking_selection import MaskingKind, Selection, select
-from grpo_run.runtime.rank.rollouts.repeated_masking import EarlierMasking, SampleFault, completion_checksum
-from grpo_run.runtime.rank.rollouts.reward_outputs import RETURNED_NAN, check, describe, failed
+from grpo_run.runtime.rank.points import RowReasons, failed
+from grpo_run.runtime.rank.rewards.generators import read_generators, write_generators
 from grpo_run.runtime.rank.session import Session
 from grpo_run.runtime.upstream import trainer_names
 from grpo_run.runtime.upstream.async_functions import is_coroutine_function
-from grpo_run.runtime.upstream.features import SAMPLE_MASKING, is_available
 from grpo_run.runtime.upstream.patches import override_attributes
 from grpo_run.runtime.upstream.rollout_names import (
     ADVANTAGES,
@@ -50,17 +49,7 @@ from grpo_run.runtime.upstream.rollout_names import (
     PENDING_TABLES,
     TOOL_MASK,
     ZERO_STD,
-    generates_rollouts,
 )
-
-
-def can_mask(rollout: Any) -> bool:
-    """Whether a rollout is one of GRPO's or RLOO's."""
-    return (
-        isinstance(rollout, dict)
-        and COMPLETION_MASK in rollout
-        and (ITEMS in rollout or OLD_LOGPS in rollout)
-    )
 
 
 def mask(rollout: dict[str, Any], rows: Collection[int], gather: Callable[[Any], Any]) -> None:
@@ -148,10 +137,7 @@ def is_model(function: Any) -> bool:
 
 
 def checked(
-    function: Callable[..., Any],
-    column: int,
-    faults: RowFaults,
-    failed_before: FailedBefore = lambda completion_ids: {},
+    function: Callable[..., Any], column: int, faults: RowFaults, failed_before: FailedBefore
 ) -> Callable[..., Any]:
     """Return the function with its result checked; a reward model is returned unchanged.
 
@@ -170,7 +156,7 @@ def checked(
         for row, reason in failed_before(completion_ids).items():
             if row not in reasons:
                 values = list(values)
-                values[row], reasons[row] = failed(MaskingReason(reason)), MaskingReason(reason)
+                values[row], reasons[row] = failed(reason), reason
         for row, reason in reasons.items():
             faults.failed[row, column] = SampleFault(reason, completion_checksum(completion_ids[row]))
         return values
@@ -208,42 +194,24 @@ class SampleMasking:
     """Excludes samples of one trainer's rollouts.
 
     Args:
-        end_reasons: of the completions, if caps are set.
-        leaving: why rows are left out, whatever their completions are.
         train_call: the number of the call in the run.
-        earlier: failed rewards of steps that are done again.
-        generators: reads and sets the states of the random generators that reward functions may draw from.
+        leaving: why rows are left out, whatever their rewards are.
     """
 
-    def __init__(
-        self,
-        trainer: Any,
-        session: Session,
-        end_reasons: RowReasons = lambda: None,
-        leaving: RowReasons = lambda: None,
-        *,
-        train_call: int = 1,
-        earlier: EarlierMasking | None = None,
-        generators: tuple[Callable[[], Any], Callable[[Any], None]] = (lambda: None, lambda states: None),
-    ) -> None:
+    def __init__(self, trainer: Any, session: Session, train_call: int, leaving: RowReasons) -> None:
         self._trainer = trainer
-        self._config = session.config.masking
-        self._end_reasons, self._leaving = end_reasons, leaving
-        self._cut: list[str] = []
+        self._repeat_above = session.config.masking.repeat_rewards_above
+        self._leaving = leaving
+        self._left: Sequence[str] = ()
+        """Why rows of this rank's last rollout were left out by others."""
         self._selection: Selection | None = None
         self._functions = list(getattr(trainer, "reward_func_names", ()))
         self._reporter = MaskingReporter(session, self._functions, train_call)
-        self._earlier = earlier or EarlierMasking({})
-        self._read_generators, self._set_generators = generators
+        self._earlier = read_earlier(session, train_call)
         self._rollouts_without_reward = 0
         """In a row, up to the last one."""
         self._first_without_reward = ""
         """What the functions returned in the first of them, and in which step."""
-
-    @property
-    def is_possible(self) -> bool:
-        """Whether the trainer leaves out a row of rewards in which every column is NaN."""
-        return generates_rollouts(self._trainer) and is_available(SAMPLE_MASKING, self._trainer)
 
     def mask_samples(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Mask the samples that leave the rollout."""
@@ -252,7 +220,7 @@ class SampleMasking:
         selection = self._selection
         if selection is None or not selection.samples:
             return rollout
-        if can_mask(rollout):
+        if isinstance(rollout, dict) and COMPLETION_MASK in rollout and rollout.keys() & {ITEMS, OLD_LOGPS}:
             first, end = self._own_rows(len(rollout[COMPLETION_MASK]))
             rows = [number - first for number in selection.samples if first <= number < end]
             mask(rollout, rows, self._trainer.accelerator.gather)
@@ -263,21 +231,21 @@ class SampleMasking:
         """Check the rewards of a rollout, compute them again if many failed, and choose the samples that
         leave.
         """
-        pending, generators = PendingTables(self._trainer), self._read_generators()
+        pending, generators = PendingTables(self._trainer), read_generators()
         scored = self._compute(original, args, kwargs)
         share = scored.selection.failed_share
-        if share > self._config.repeat_rewards_above:
-            after_first, drawn = PendingTables(self._trainer), self._read_generators()
+        if share > self._repeat_above:
+            after_first, drawn = PendingTables(self._trainer), read_generators()
             pending.restore()
             # what is drawn later does not depend on how often rewards were computed
-            self._set_generators(generators)
+            write_generators(generators)
             again = self._compute(original, args, kwargs)
             self._reporter.repeated(step=self._step, share=share, left=again.selection.failed_share)
             if again.selection.failed_share < share:
                 scored = again
             else:
                 after_first.restore()
-                self._set_generators(drawn)
+                write_generators(drawn)
         self._selection = scored.selection
         if self._is_training:
             self._reporter.rollout(is_empty=scored.selection.is_empty, step=self._step)
@@ -304,11 +272,11 @@ class SampleMasking:
             # a subclass computes something else of the rewards: failures are None to it, as NaN is under TRL
             nothing = Selection(samples={})
             return _Scored(table=table.masked_fill(table.isinf(), math.nan), selection=nothing, faults=faults)
-        cut = self._cut_rows(table)
-        if not cut and bool(table.isfinite().all()):
+        left = self._rows_left_out(table)
+        if not left and bool(table.isfinite().all()):
             return _Scored(table=table, selection=Selection(samples={}), faults=faults)
         models = [column for column, function in enumerate(functions) if is_model(function)]
-        selection = select(table.tolist(), self._generations, models, cut)
+        selection = select(table.tolist(), self._generations, models, left)
         return _Scored(table=table, selection=selection, faults=faults)
 
     def _failed_before(self, column: int, completion_ids: Sequence[Sequence[int]]) -> Mapping[int, str]:
@@ -318,21 +286,18 @@ class SampleMasking:
         first, _ = self._own_rows(len(completion_ids))
         return self._earlier.rows(self._rollout, self._functions[column], first, completion_ids)
 
-    def _cut_rows(self, table: Any) -> set[int]:
-        """The samples of all ranks that are masked whatever their rewards are. Collective if caps are set or
-        rows may leave, on every rank alike.
+    def _rows_left_out(self, table: Any) -> set[int]:
+        """The samples of all ranks that are masked whatever their rewards are. Collective if rows may leave,
+        on every rank alike.
         """
-        ends, leaving = self._end_reasons(), self._leaving()
-        if ends is None and leaving is None:
+        reasons = self._leaving()
+        if reasons is None:
             return set()
-        unknown = [""] * len(ends or leaving or ())
-        rows = list(zip(leaving or unknown, ends or unknown, strict=True))
-        self._cut = [left or ended for left, ended in rows]
-        assert len(self._cut) * self._trainer.accelerator.num_processes == len(table)
-        masked = self._config.masked_ends
-        flags = table.new_tensor([float(bool(left) or ended in masked) for left, ended in rows])
+        self._left = reasons
+        assert len(reasons) * self._trainer.accelerator.num_processes == len(table)
+        flags = table.new_tensor([float(bool(reason)) for reason in reasons])
         gathered = self._trainer.accelerator.gather(flags)
-        return {row for row, masked in enumerate(gathered.tolist()) if masked}
+        return {row for row, left in enumerate(gathered.tolist()) if left}
 
     def _report(self, scored: _Scored) -> None:
         selection = scored.selection
@@ -361,8 +326,8 @@ class SampleMasking:
         excluded = scored.selection.samples[number]
         if excluded.kind is MaskingKind.small_group:
             return SampleFault(MaskingReason.small_group)
-        if excluded.kind is MaskingKind.cut:
-            return SampleFault(self._cut[row])
+        if excluded.kind is MaskingKind.left_out:
+            return SampleFault(self._left[row])
         assert excluded.column is not None
         unknown = SampleFault(
             MaskingReason.nan if excluded.kind is MaskingKind.nan else MaskingReason.infinite

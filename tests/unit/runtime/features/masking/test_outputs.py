@@ -10,8 +10,10 @@ import numpy as np
 import pytest
 import torch
 
+from grpo_run.runtime.features.masking._outputs import LARGEST, check
+from grpo_run.runtime.features.masking._selection import RETURNED_NAN
 from grpo_run.runtime.history.sample_masking import MaskingReason
-from grpo_run.runtime.rank.rollouts.reward_outputs import LARGEST, RETURNED_NAN, Failed, check, failed
+from grpo_run.runtime.rank.points import Failed, failed
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from grpo_run.runtime.rank.rollouts.sample_masking import mask
+from grpo_run.runtime.features.masking._masking import mask
 
 Score = Callable[..., Any]
 
@@ -26,7 +26,7 @@ BETA = 0.3
 CASES = {
     "failed": (tuple({2: math.nan, 5: math.inf}.get(index, value) for index, value in enumerate(REWARDS)),
     None, {2, 5}),
-    "cut": (REWARDS, ["eos", "repetition", "eos", "length", "eos", "eos", "deadline", "eos"], {1, 6}),
+    "left out": (REWARDS, ["", "repetition", "", "", "", "", "deadline", ""], {1, 6}),
     "group": ((1.0, math.nan, math.nan, math.inf, *REWARDS[4:]), None, {0, 1, 2, 3}),
     "all": ((math.nan,) * 8, None, set(range(8))),
 }  # fmt: skip
@@ -113,12 +113,12 @@ def test_grpo(
     loss_type: str, case: str,
 ) -> None:  # fmt: skip
     """Every `loss_type`, with and without a penalty for the distance to a reference model."""
-    rewards, ends, excluded = CASES[case]
+    rewards, leaving, excluded = CASES[case]
     beta = BETA if case in WITH_REFERENCE else 0.0
     grpo.loss_type, grpo.beta = loss_type, beta
     if beta:
         grpo.ref_model = reference_model(grpo)
-    scored = rollout(grpo, session, rewards, ends=ends)
+    scored = rollout(grpo, session, rewards, leaving=leaving)
     left = [row for row in range(8) if row not in excluded]
     assert scored["num_items_in_batch"] == sum(len(completions.tokens[row]) for row in left)
     ours = grpo.compute_loss(grpo.model, scored)
@@ -130,10 +130,10 @@ def test_grpo(
 @pytest.mark.parametrize("case", CASES)
 def test_rloo(rloo: Any, session: Any, rollout: Score, completions: SimpleNamespace, case: str) -> None:
     """A masked row has the ratio 1 and the advantage 0."""
-    rewards, ends, excluded = CASES[case]
+    rewards, leaving, excluded = CASES[case]
     if case in WITH_REFERENCE:
         rloo.beta, rloo.ref_model = BETA, reference_model(rloo)
-    scored = rollout(rloo, session, rewards, ends=ends)
+    scored = rollout(rloo, session, rewards, leaving=leaving)
     ours = rloo.compute_loss(rloo.model, scored)
     expected = sum(parameter.sum() * 0 for parameter in rloo.model.parameters())
     for row in (row for row in range(8) if row not in excluded):
@@ -145,8 +145,8 @@ def test_rloo(rloo: Any, session: Any, rollout: Score, completions: SimpleNamesp
 
 def test_a_cut_completion_leaves_the_baseline(either: Any, session: Any, rollout: Score) -> None:
     """The advantages are those of a rollout in which its reward is missing."""
-    ends = ["eos", "repetition", "eos", "eos", "eos", "eos", "eos", "eos"]
-    cut = rollout(either, session, REWARDS, ends=ends)["advantages"]
+    leaving = ["", "repetition", "", "", "", "", "", ""]
+    cut = rollout(either, session, REWARDS, leaving=leaving)["advantages"]
     missing = rollout(either, session, [1.25, None, *REWARDS[2:]])["advantages"]
     assert torch.equal(cut, missing)
 
@@ -154,8 +154,7 @@ def test_a_cut_completion_leaves_the_baseline(either: Any, session: Any, rollout
 def test_length_is_left_to_trl(grpo: Any, session: Any, rollout: Score) -> None:
     """TRL masks truncated completions itself if it is told to, and keeps them in the baseline."""
     grpo.mask_truncated_completions = True
-    ends = ["eos", "eos", "eos", "length", "eos", "eos", "eos", "eos"]
-    scored = rollout(grpo, session, REWARDS, ends=ends)
+    scored = rollout(grpo, session, REWARDS, leaving=[""] * 8)
     assert "tool_mask" not in scored
     assert scored["completion_mask"][3].sum() == 0
     assert scored["advantages"][3] != 0
@@ -187,7 +186,7 @@ def test_without_exclusions_the_rollout_is_what_trl_returns(
 ) -> None:
     """Bit for bit, with the same keys."""
     inputs = [{"prompt": prompt} for prompt in ["ab12cd"] * 4 + ["xy34zw"] * 4]
-    ours = rollout(either, session, REWARDS, ends=["eos"] * 8)
+    ours = rollout(either, session, REWARDS, leaving=[""] * 8)
     plain = either._generate_and_score_completions(inputs)
     assert ours.keys() == plain.keys()
     for name, value in plain.items():

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 from support.journal import event
-from support.wrapped import masked
+from support.wrapped import with_feature
 
+from grpo_run.runtime.features.masking._repeated import EarlierMasking, completion_checksum, read_earlier
+from grpo_run.runtime.features.masking.rank import PART
 from grpo_run.runtime.history.journal import Journal, read_newest
 from grpo_run.runtime.history.sample_masking import MaskingReason, SampleMasked
-from grpo_run.runtime.rank.rollouts.repeated_masking import EarlierMasking, completion_checksum, read_earlier
-from grpo_run.runtime.rank.rollouts.reward_outputs import failed
-from grpo_run.runtime.rank.rollouts.sample_masking import SampleMasking
+from grpo_run.runtime.rank.points import failed
 
 TOKENS = [[1, 2], [3, 4], [5, 6]]
 
@@ -28,9 +28,7 @@ def excluded(**changes: Any) -> Any:
     return event("sample_masked", **fields | changes)
 
 
-def rows(
-    *records: Any, rollout: int = 6, function: str = "judge", first: int = 3
-) -> dict[int, MaskingReason]:
+def rows(*records: Any, rollout: int = 6, function: str = "judge", first: int = 3) -> dict[int, str]:
     """What fails again in a rank whose samples begin with number 3, in attempt 2."""
     earlier = EarlierMasking.of(records, train_call=1, attempt=2)
     return earlier.rows(rollout, function, first, TOKENS)
@@ -50,7 +48,6 @@ def test_a_reward_fails_again_for_the_same_completion() -> None:
         {"digests": [7]},
         {"digests": None},
         {"samples": [3]},
-        {"reason": "unheard of"},
         {"samples": [4, 5]},
         {"rollout": 3},
         {"function": None},
@@ -97,8 +94,7 @@ def test_the_next_attempt_excludes_what_the_last_one_has_excluded(
         journal.attempt = attempt
         session.settings = session.settings.model_copy(update={"attempt": attempt})
         either.reward_funcs = [lambda values=values, **_: list(values)]
-        masking = SampleMasking(either, session, train_call=3, earlier=read_earlier(session, 3))
-        with masked(either, masking):
+        with with_feature(PART, either, session, 3):
             found.append(either._generate_and_score_completions(inputs)["advantages"].tolist())
     assert found[0] == found[1]
     assert found[1][1] == found[1][2] == 0

@@ -5,22 +5,24 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support.journal import read_records
-from support.wrapped import masked
+from support.wrapped import with_feature
 
 from grpo_run.runtime.errors import RewardError
+from grpo_run.runtime.features.masking._masking import ROLLOUTS_WITHOUT_REWARD
+from grpo_run.runtime.features.masking._report import EMPTY_ROLLOUTS
+from grpo_run.runtime.features.masking.rank import PART
 from grpo_run.runtime.history.history import History
 from grpo_run.runtime.history.reader import read_journal
 from grpo_run.runtime.history.sample_masking import MaskingReason
 from grpo_run.runtime.launch.config import CAPPED_ENDS, MaskingSettings
-from grpo_run.runtime.rank.rollouts._masking_report import EMPTY_ROLLOUTS
-from grpo_run.runtime.rank.rollouts.reward_outputs import failed
-from grpo_run.runtime.rank.rollouts.sample_masking import ROLLOUTS_WITHOUT_REWARD, SampleMasking
+from grpo_run.runtime.rank.points import failed
 from grpo_run.watchdog.observation import EndReason
 
 Score = Callable[..., Any]
@@ -44,10 +46,10 @@ def test_each_exclusion_is_accounted_for(
     either: Any, session: Any, rollout: Score, events: Any, capsys: Any
 ) -> None:
     """One event for each function and reason, with the samples; one for groups; one line on the terminal."""
-    ends = ["eos"] * 7 + ["deadline"]
+    leaving = [""] * 7 + ["deadline"]
     rollout(either, session, [NAN, *REWARDS[1:]],
     [failed(MaskingReason.timeout), 1.0, failed(MaskingReason.exception), math.inf, *REWARDS[4:]],
-    ends=ends)  # fmt: skip
+    leaving=leaving)  # fmt: skip
     excluded = [
         (record["function"], record["reason"], record["samples"]) for record in events("sample_masked")
     ]
@@ -135,12 +137,12 @@ def test_half_of_the_samples_may_fail_without_computing_again(
     assert function.calls == 1
 
 
-def attached(trainer: Any, session: Any, function: Any) -> SampleMasking:
-    """MaskingSettings for a trainer with one function."""
+def attached(trainer: Any, session: Any, function: Any) -> AbstractContextManager[None]:
+    """Masking for a trainer with one function."""
     trainer.reward_funcs, trainer.reward_func_names = [function], ["broken"]
     trainer.reward_weights = trainer.reward_weights[:1]
     trainer.reward_processing_classes = [None]
-    return SampleMasking(trainer, session)
+    return with_feature(PART, trainer, session)
 
 
 @pytest.mark.parametrize(
@@ -164,7 +166,7 @@ def test_ten_rollouts_in_a_row_without_one_valid_reward_end_the_run(
     answers = [REWARDS] * valid_before + [broken] * ROLLOUTS_WITHOUT_REWARD
     masking = attached(either, session, lambda **_: answers.pop(0))
     said = f"in step 1 reward function broken returned {returned}"
-    with masked(either, masking):
+    with masking:
         for _ in range(valid_before):
             either._generate_and_score_completions(INPUTS)
         assert not any("valid reward" in text for text in session.notified)
@@ -183,7 +185,7 @@ def test_a_valid_reward_begins_the_count_anew(either: Any, session: Any) -> None
     almost = [[None] * 8] * (ROLLOUTS_WITHOUT_REWARD - 1)
     answers = [*almost, [None] * 7 + [0.0], *almost, *[[0.0] * 8] * (2 * ROLLOUTS_WITHOUT_REWARD)]
     masking = attached(either, session, lambda **_: answers.pop(0))
-    with masked(either, masking):
+    with masking:
         while answers:
             either._generate_and_score_completions(INPUTS)
 
@@ -193,7 +195,7 @@ def test_evaluations_without_rewards_end_nothing(either: Any, session: Any) -> N
     either.model.eval()
     masking = attached(either, session, lambda **_: [None] * 8)
     try:
-        with masked(either, masking):
+        with masking:
             for _ in range(ROLLOUTS_WITHOUT_REWARD + 1):
                 either._generate_and_score_completions(INPUTS)
     finally:
@@ -220,7 +222,7 @@ def test_many_rollouts_without_samples_are_a_warning(either: Any, session: Any) 
     empty: list[Any] = [[NAN] * 8]
     answers = [*empty * (EMPTY_ROLLOUTS + 1), REWARDS, *empty * (EMPTY_ROLLOUTS - 1)]
     masking = attached(either, session, lambda **_: answers.pop(0))
-    with masked(either, masking):
+    with masking:
         while answers:
             either._generate_and_score_completions(INPUTS)
     assert ["nothing is learned" in text for text in session.notified].count(True) == 1
@@ -231,7 +233,7 @@ def test_a_subclass_that_combines_the_rewards_gets_failures_as_none(either: Any,
     masking = attached(either, session, lambda **_: [NAN, math.inf, *REWARDS[2:]])
     original = either._calculate_rewards
     either._calculate_rewards = lambda *arguments: original(*arguments).sum(1)
-    with masked(either, masking):
+    with masking:
         found = either._calculate_rewards(INPUTS, [row["prompt"] for row in INPUTS], [""] * 8, [[1]] * 8)
     assert found.isnan().tolist() == [True] * 2 + [False] * 6
 
@@ -251,8 +253,7 @@ def test_other_trainers_are_left_alone(session: Any) -> None:
             return self._calculate_rewards()
 
     trainer = OtherTrainer()
-    masking = SampleMasking(trainer, session)
-    with masked(trainer, masking):
+    with with_feature(PART, trainer, session):
         assert trainer._generate_and_score_completions() == "mine"
         assert vars(trainer) == {}
 
@@ -277,9 +278,8 @@ def test_rewards_that_are_computed_again_draw_the_same_numbers(
         return REWARDS if improves and len(drawn) > 1 else [failed(MaskingReason.timeout)] * 5 + REWARDS[5:]
 
     masking = attached(either, session, noisy)
-    masking = SampleMasking(either, session, generators=(random.getstate, random.setstate))
     random.seed(4)
-    with masked(either, masking):
+    with masking:
         either._generate_and_score_completions(INPUTS)
     later = random.random()
     random.seed(4)

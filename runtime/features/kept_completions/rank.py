@@ -1,9 +1,8 @@
-"""Keep the first groups of every rollout in the run directory, under `--log-completions`, for the live page.
+"""Keeps the first groups of every rollout of a trainer, with the rewards that it uses.
 
-`runtime/rank/hooks/_rollout_hooks.py` puts the handler around `_calculate_rewards`, outermost, so that it
-sees the rewards that the trainer uses. Each rank writes the rows that it has generated, one JSON object per
-line, to a file of its own with mode 0600 and bounded size; `dashboards/live/samples.py` reads them. A file
-that cannot be written ends the keeping, never the training. Changes nothing of the rollout.
+Each rank writes the rows that it has generated, one JSON object per line, to a file of its own with mode 0600
+and bounded size. A file that cannot be written ends the keeping, never the training. Changes nothing of the
+rollout.
 """
 
 from __future__ import annotations
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from grpo_run.runtime.history.run_directory import RunDirectory
+from grpo_run.runtime.rank.points import RankFeature, RolloutPoints
 from grpo_run.runtime.rank.session import Session
 from grpo_run.runtime.upstream import rollout_names
 
@@ -106,3 +106,17 @@ def _append(file: Path, data: bytes) -> None:
         os.close(descriptor)
     if size >= MAX_FILE_BYTES:
         file.replace(file.with_suffix(".old"))
+
+
+class KeptCompletionsPart(RankFeature):
+    """Kept completions at the points of a rank."""
+
+    name = "kept_completions"
+
+    def rollouts(self, trainer: Any, session: Session, train_call: int, points: RolloutPoints) -> None:
+        """Keep completions of the trainer, if the run keeps some."""
+        if groups := session.config.log_completions:
+            points.rewards.append(KeptCompletions(trainer, session, train_call, groups).keep)
+
+
+PART = KeptCompletionsPart()

@@ -1,9 +1,7 @@
 """Check what a reward function returned, and mark its failures.
 
-A failure is a `Failed`, which is minus infinity to TRL, so that it survives TRL's conversion to a tensor and
-its gather over the ranks; `None` keeps TRL's meaning. Called by `sample_masking.py` around every function;
-code that calls a function on its own, for example in another process, returns `failed(reason)`. Does not
-decide what becomes of the sample (`_masking_selection.py`).
+`None` keeps TRL's meaning. Called by `_masking.py` around every function. Does not decide what becomes of the
+sample (`_selection.py`).
 """
 
 from __future__ import annotations
@@ -12,30 +10,17 @@ import math
 from collections.abc import Iterable
 from typing import Any
 
+from grpo_run.runtime.features.masking._selection import RETURNED_NAN
 from grpo_run.runtime.history.sample_masking import MaskingReason
+from grpo_run.runtime.rank.points import Failed, failed
 
-RETURNED_NAN = math.inf
-"""Stands for NaN in a function's column; TRL uses NaN itself for `None`."""
 SHOWN_CHARACTERS = 40
 """Of a value in a sentence."""
 LARGEST = 3.4028234663852886e38
 """The largest number of torch.float32, the type of TRL's table of rewards."""
 
 
-class Failed(float):
-    """A reward that could not be computed, made by `failed`. TRL sees minus infinity."""
-
-    reason: MaskingReason
-
-
-def failed(reason: MaskingReason) -> Failed:
-    """Return the reward of a sample for which a function has failed."""
-    made = Failed(-math.inf)
-    made.reason = reason
-    return made
-
-
-def check(returned: Any, expected: int) -> tuple[Any, dict[int, MaskingReason]]:
+def check(returned: Any, expected: int) -> tuple[Any, dict[int, str]]:
     """Check what a reward function returned.
 
     Args:
@@ -75,7 +60,7 @@ def describe(returned: Any, expected: int) -> str:
         return f"{len(returned)} value{plural} for {expected} completions"
     first = next(iter(returned))
     if isinstance(first, Failed):
-        return f"no reward ({first.reason.value}) for {expected} completions"
+        return f"no reward ({first.reason}) for {expected} completions"
     if all(value is None for value in returned):
         return f"None for all {expected} completions"
     return f"{_shown(first)} for the first of {expected} completions"
@@ -90,7 +75,7 @@ def _shown(value: Any) -> str:
     return f"{short} ({type(value).__name__})"
 
 
-def fault_of(value: Any) -> MaskingReason | None:
+def fault_of(value: Any) -> str | None:
     """Return why one reward is not valid; None if it is, or if it is `None`."""
     if value is None:
         return None
@@ -109,5 +94,5 @@ def fault_of(value: Any) -> MaskingReason | None:
     return None if abs(number) <= LARGEST else MaskingReason.infinite
 
 
-def _all_failed(expected: int) -> tuple[list[Failed], dict[int, MaskingReason]]:
+def _all_failed(expected: int) -> tuple[list[Failed], dict[int, str]]:
     return [failed(MaskingReason.output)] * expected, dict.fromkeys(range(expected), MaskingReason.output)
