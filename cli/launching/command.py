@@ -29,13 +29,13 @@ from grpo_run.cli.launching.script_file import (
 )
 from grpo_run.dashboards.metrics.address import parse_address
 from grpo_run.runtime.errors import UsageError
+from grpo_run.runtime.launch import generation_caps as caps
 from grpo_run.runtime.launch.accelerate import Parallelism, load_parallelism
 from grpo_run.runtime.launch.config import Budget, RunConfig
 from grpo_run.runtime.launch.guard_options import parse_guards
 from grpo_run.runtime.launch.injections import check as check_injections
 from grpo_run.runtime.launch.injections import parse_all
 from grpo_run.runtime.processes.starting import parse_signals
-from grpo_run.runtime.rank.rollouts import caps_settings as caps
 from grpo_run.runtime.upstream.versions import untested_versions
 
 TOKEN_BYTES = 4

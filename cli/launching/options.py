@@ -22,10 +22,10 @@ from grpo_run.cli.launching._values import HELP as MEMORY_PLAN_HELP
 from grpo_run.dashboards.metrics.address import DEFAULT_ADDRESS
 from grpo_run.runtime.errors import UsageError
 from grpo_run.runtime.files import SHARED_MEMORY_ROOT
+from grpo_run.runtime.launch import generation_caps as caps
 from grpo_run.runtime.launch.config import CAPPED_ENDS, MaskingSettings, RunConfig, Timeouts
 from grpo_run.runtime.launch.guard_options import GRAMMAR as GUARD_GRAMMAR
 from grpo_run.runtime.launch.injections import GRAMMAR, help_text
-from grpo_run.runtime.rank.rollouts import caps_settings as caps
 from grpo_run.watchdog.learning_rules import GuardResponse, LearningGuard
 from grpo_run.watchdog.stalls.deadlines import DeadlineSettings
 

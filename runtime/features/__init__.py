@@ -5,6 +5,7 @@ A folder has only the modules for which the feature has something, each named fo
     events.py      its events in the journal, and what is replayed from them (`PART`, a `HistoryPart`)
     supervisor.py  what it watches and answers in the supervisor (`PART`, which makes a `SupervisorFeature`)
     rank.py        what it does in a rank, at the points of `runtime/rank/points.py` (`PART`, a `RankFeature`)
+    script.py      what a script calls, through a module of the same name in `trainers/`
     shown.py       words that metrics and terminal show: plain data
 
 The core asks for the parts by these names and never imports a feature, and features do not import each other:
@@ -20,9 +21,9 @@ import importlib.util
 import pkgutil
 from types import ModuleType
 
-from grpo_run.runtime.features import kept_completions, masking, quarantine
+from grpo_run.runtime.features import caps, kept_completions, masking, quarantine
 
-FEATURES: tuple[ModuleType, ...] = (quarantine, kept_completions, masking)
+FEATURES: tuple[ModuleType, ...] = (quarantine, caps, kept_completions, masking)
 """All features, in the order in which they are asked."""
 
 
@@ -32,6 +33,11 @@ def modules(name: str) -> tuple[ModuleType, ...]:
     return tuple(
         importlib.import_module(name) for name in names if importlib.util.find_spec(name) is not None
     )
+
+
+def for_scripts(name: str) -> ModuleType:
+    """Return what a feature has for scripts."""
+    return importlib.import_module(f"{__name__}.{name}.script")
 
 
 def names_in_ranks() -> list[str]:

@@ -402,10 +402,6 @@ class Reseeded(Event, kw_only=True):
     order: int
 
 
-class RolloutTimedOut(Event, kw_only=True):
-    """A deadline has ended a rollout of the step."""
-
-
 class MemoryCleaned(Event, kw_only=True, tag="cleanup"):
     """All ranks have collected garbage (`garbage`) or given cached memory back (`caches`)."""
 

@@ -1,23 +1,31 @@
 """The points at which features take part in a rank.
 
-For each trainer that generates, `rollouts` once before training. What it adds is called around every rollout
-by `hooks/_rollout_hooks.py`, which has the order of all calls. Plain data, and methods that do nothing.
+`before_script` once, by `hooks/attach.py`, which also calls `needs` and `check_trainer` for each trainer that
+is about to train. Then `rollouts`, once before it trains. What that adds is called around every rollout by
+`hooks/_rollout_hooks.py`, which has the order of all calls. Plain data, and methods that do nothing.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from grpo_run.runtime.rank.session import Session
+from grpo_run.runtime.upstream.features import Feature
 from grpo_run.runtime.upstream.patches import Handler
+from grpo_run.watchdog.observation import EndReason
 
 RowReasons = Callable[[], Sequence[str] | None]
 """Says why each row of this rank's last rollout leaves, "" for one that stays; None if no row of any rank
 can.
 """
+
+
+EndReasons = Callable[[], Sequence[EndReason] | None]
+"""Says why each completion of this rank's last rollout ended; None where only its tokens tell."""
 
 
 class Failed(float):
@@ -45,15 +53,23 @@ class RolloutPoints:
             may pass on others.
         scoring: called around TRL's scoring of a rollout, inside its phase; they get the same rows, and
             what they return is the rollout that is trained on.
+        generation: called around the generation of a rollout, inside its phase.
+        turns: called around each turn of it: one, or several if completions call tools.
         rewards: called around the computation of rewards, outside its phase; they get what it is called
             with, and may return another table.
         leaving: why rows are left out of baseline and loss. The words are labels in the metrics.
+        ends: says why completions ended, if a feature ends them.
+        hooks: are closed when the trainer has trained.
     """
 
     inputs: list[Handler] = field(default_factory=list)
     scoring: list[Handler] = field(default_factory=list)
+    generation: list[Handler] = field(default_factory=list)
+    turns: list[Handler] = field(default_factory=list)
     rewards: list[Handler] = field(default_factory=list)
     leaving: list[RowReasons] = field(default_factory=list)
+    ends: EndReasons = lambda: None
+    hooks: ExitStack = field(default_factory=ExitStack)
 
     def row_reasons(self) -> Sequence[str] | None:
         """Return the first reason of each row."""
@@ -67,9 +83,26 @@ class RankFeature:
     name: ClassVar[str]
     """Under which its settings are in `RankSettings.features`."""
 
+    def before_script(self, session: Session) -> None:
+        """Prepare what acts on the script from its first line. No library is imported yet."""
+
+    def needs(self, session: Session) -> tuple[Feature, ...]:
+        """Return what it needs of transformers and TRL in this run: users are told if a release lacks it."""
+        return ()
+
+    def check_trainer(self, session: Session, trainer: Any) -> None:
+        """Check a trainer before it trains, and when the script asks for it.
+
+        Raises:
+            ConfigError: what the run asks for did not reach it.
+        """
+
     def rollouts(self, trainer: Any, session: Session, train_call: int, points: RolloutPoints) -> None:
         """Add to the rollouts of a trainer that is about to train.
 
         Args:
             train_call: number of the call in the run.
+
+        Raises:
+            ConfigError: the trainer cannot do what the run asks for.
         """

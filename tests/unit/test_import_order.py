@@ -45,7 +45,7 @@ DECIDERS = {
     },
     "runtime.features.masking": {"selection"},
     "runtime.features.quarantine": {"events", "settings", "shown"},
-    "runtime.launch": {"config", "guard_options", "injections"},
+    "runtime.launch": {"config", "generation_caps", "guard_options", "injections"},
     "runtime.memory": {"facts", "plan"},
     "runtime.rank.memory": {"cleanup_policy"},
     "runtime.rank.rewards": {"deadlines"},
@@ -80,7 +80,7 @@ LIGHT = (
     "runtime.launch.rank_settings",
     "runtime.processes.forkserver",
     "runtime.rank.hooks.attach",
-    "runtime.rank.rollouts.caps_settings",
+    "runtime.rank.rollouts.limits",
     "runtime.upstream.trainer_names",
     "runtime.upstream.versions",
     "trainers",
@@ -172,7 +172,8 @@ def test_no_module_imports_a_folder_without_its_package() -> None:
 def process(name: str) -> str:
     """Return the folder of the one process in which a module runs; empty for what several share.
 
-    A feature's module is named for it, and a private one is of the process in which all who import it are.
+    A feature's module is named for it (what scripts call runs in ranks), and a private one is of the process
+    in which all who import it are.
     The composition of processes may import both.
     """
     parts = name.split(".")
@@ -180,7 +181,8 @@ def process(name: str) -> str:
         if parts[3].startswith("_"):
             users = {process(user) for user in modules_in(".".join(parts[:3])) if name in edges(user)}
             return users.pop() if len(users) == 1 else ""
-        return f"runtime.{parts[3]}" if f"runtime.{parts[3]}" in PROCESSES else ""
+        runs_in = f"runtime.{'rank' if parts[3] == 'script' else parts[3]}"
+        return runs_in if runs_in in PROCESSES else ""
     return next((folder for folder in PROCESSES if f"{name}.".startswith(f"{folder}.")), "")
 
 
@@ -196,7 +198,7 @@ def test_what_the_processes_share_imports_neither_and_they_never_import_each_oth
     assert wrong == set()
 
 
-PARTS = ("events", "rank", "settings", "shown", "supervisor")
+PARTS = ("events", "rank", "script", "settings", "shown", "supervisor")
 """Modules of features, by whose names the core asks for them."""
 
 

@@ -1,14 +1,13 @@
 """The methods of a trainer that are wrapped around generation, rewards and evaluation, in one table.
 
 Called by `train_call.py`. The table lists for each method what is called around it, from the outside in. The
-order matters: features see the rows before anything is generated, samples are masked outside
-everything that TRL computes for them but inside the phase, and caps see what sub-batches return. What each
-part does is described in its own module; this one knows only their order.
+order matters: features see the rows before anything is generated, they see what TRL has scored inside the
+phase, and a turn after its sub-batches are joined. What each part does is described in its own module; this
+one knows only their order.
 """
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -17,7 +16,6 @@ from grpo_run.runtime.rank.hooks._phases import mark_rewards, marked
 from grpo_run.runtime.rank.hooks._tools import mark_tools
 from grpo_run.runtime.rank.points import RolloutPoints
 from grpo_run.runtime.rank.rewards.served import rewards_of
-from grpo_run.runtime.rank.rollouts.capping import capping_of
 from grpo_run.runtime.rank.rollouts.counting import counted
 from grpo_run.runtime.rank.rollouts.generate_calls import in_sub_batches
 from grpo_run.runtime.rank.saving import description
@@ -36,10 +34,10 @@ def rollouts_hooked(
 
     Args:
         train_call: number of the call in the run.
-        step_vote: receives the phases, and whether a rollout was cut at its deadline.
+        step_vote: receives the phases.
 
     Raises:
-        ConfigError: a cap cannot be applied.
+        ConfigError: the trainer cannot do what the run asks of a feature.
     """
     session = guard.session
     slot, fingerprint = session.slot, step_vote.fingerprint
@@ -48,12 +46,9 @@ def rollouts_hooked(
     with ExitStack() as hooks:
         hooks.enter_context(rewards_of(session).served(trainer))
         sub_batches = in_sub_batches(trainer, parts, sharded=sharded, warn=session.warn)
-        caps = capping_of(trainer, session, train_call, step_vote.report_timed_out)
-        points = RolloutPoints()
+        points = RolloutPoints(hooks=hooks)
         for feature in guard.features:
             feature.rollouts(trainer, session, train_call, points)
-        if caps is not None:
-            points.leaving.append(functools.partial(caps.masked_rows, session.config.masking.masked_ends))
         around: dict[str, Sequence[Handler | None]] = {
             trainer_names.GENERATE_AND_SCORE: (
                 *points.inputs,
@@ -62,16 +57,14 @@ def rollouts_hooked(
             ),
             trainer_names.GENERATE: (
                 marked(Phase.generate, slot, fingerprint),
-                counted(trainer, slot, caps),
-                caps.cap_rollout if caps else None,
+                counted(trainer, slot, points.ends),
+                *points.generation,
             ),
-            trainer_names.SINGLE_TURN: (caps.cap_turn if caps else None, sub_batches),
+            trainer_names.SINGLE_TURN: (*points.turns, sub_batches),
             trainer_names.CALCULATE_REWARDS: (*points.rewards, marked(Phase.reward, slot, fingerprint)),
             "evaluate": (marked(Phase.eval, slot, fingerprint),),
         }
         mark_rewards(trainer, slot, session.step_costs)
-        if caps is not None:
-            hooks.enter_context(caps.prepared())
         hooks.enter_context(wrapped_methods(trainer, around))
         hooks.enter_context(mark_tools(trainer, session))
         yield

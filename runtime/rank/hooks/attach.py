@@ -17,7 +17,6 @@ import wrapt
 
 from grpo_run.runtime.call_names import LOOP
 from grpo_run.runtime.errors import ConfigError
-from grpo_run.runtime.event import Event
 from grpo_run.runtime.history.events import ModelSaved
 from grpo_run.runtime.memory.plan import MemoryPlanApplied
 from grpo_run.runtime.rank.hooks._no_trainer import watch_optimizer_steps, watch_state_saving
@@ -25,17 +24,15 @@ from grpo_run.runtime.rank.hooks._trackers import install_trackers
 from grpo_run.runtime.rank.memory_plan import configuration, deepspeed
 from grpo_run.runtime.rank.memory_plan.settings import OriginalSettings
 from grpo_run.runtime.rank.points import RankFeature
-from grpo_run.runtime.rank.rollouts import caps_settings as caps
-from grpo_run.runtime.rank.rollouts.caps_settings import own_caps
 from grpo_run.runtime.rank.session import Session, current
 from grpo_run.runtime.rank.step.guard import AttemptState, guard_of
 from grpo_run.runtime.upstream import trainer_names
 from grpo_run.runtime.upstream.features import (
-    CAPS,
     EXACT_LOG,
     EXACT_ROLLOUT,
     SAMPLE_MASKING,
     TOOLS,
+    Feature,
     lacking,
     off_text,
 )
@@ -44,8 +41,7 @@ _GUARDED = "_grpo_run_guard"
 
 
 def install_guard(session: Session, features: Sequence[RankFeature] = ()) -> None:
-    """Register import hooks that wrap `Trainer.train`, constructors of trainers and, if caps are set,
-    configuration classes.
+    """Register import hooks that wrap `Trainer.train` and constructors of trainers, and let features prepare.
 
     A script that trains by itself is watched, too.
 
@@ -64,19 +60,10 @@ def install_guard(session: Session, features: Sequence[RankFeature] = ()) -> Non
         )
     wrapt.register_post_import_hook(functools.partial(wrap_train, guard=guard), "transformers.trainer")
     wrapt.register_post_import_hook(functools.partial(_plan_memory, session=session), "transformers.trainer")
-    if own_caps(session.config.generation).stops or session.settings.memory_plan.generation_sub_batches > 1:
+    if session.settings.memory_plan.generation_sub_batches > 1:
         wrapt.register_post_import_hook(_wrap_generate, "transformers.generation.utils")
-    if session.config.generation:
-
-        def journal(event: Event) -> None:
-            if session.is_main:
-                session.journal.write(event)
-
-        def cap(name: str, loaded: Any) -> None:
-            caps.install(getattr(loaded, name), session.config.generation, journal)
-
-        for module, name in (("grpo_config", "GRPOConfig"), ("rloo_config", "RLOOConfig")):
-            wrapt.register_post_import_hook(functools.partial(cap, name), f"trl.trainer.{module}")
+    for feature in features:
+        feature.before_script(session)
 
 
 def _plan_memory(module: Any, session: Session) -> None:
@@ -128,7 +115,7 @@ def wrap_train(module: Any, guard: AttemptState) -> None:
             )
         if guard.running:
             return run_inner_call(guard, self, original, resume_from_checkpoint, args, kwargs)
-        check_trainer(guard.session, self)
+        check_trainer(guard, self)
         guard.running = type(self).__qualname__
         try:
             return run_train_call(guard, self, original, resume_from_checkpoint, args, kwargs)
@@ -165,19 +152,21 @@ def guard(trainer: Any) -> Any:
     """Check a trainer now instead of at its `train()` call; see `grpo_run.trainers.guard`."""
     session = current()
     if session is not None:
-        check_trainer(session, trainer)
+        check_trainer(guard_of(session), trainer)
     return trainer
 
 
-def check_trainer(session: Session, trainer: Any) -> None:
+def check_trainer(guard: AttemptState, trainer: Any) -> None:
     """Check that the trainer can be guarded and that the run's settings reached it, and let an offloaded
     optimizer stay the same.
 
     Raises:
-        ConfigError: a generation cap, the memory plan or the expected parallelism did not take effect, or the
-            trainer lacks a method that the guard wraps.
+        ConfigError: what a feature asks for, the memory plan or the expected parallelism did not take effect,
+            or the trainer lacks a method that the guard wraps.
     """
-    caps.check(trainer, session.config.generation)
+    session, features = guard.session, guard.features
+    for feature in features:
+        feature.check_trainer(session, trainer)
     if session.settings.memory_plan.optimizer_offload:
         plugin = getattr(trainer.accelerator.state, "deepspeed_plugin", None)
         if plugin is not None:
@@ -195,15 +184,13 @@ def check_trainer(session: Session, trainer: Any) -> None:
         raise ConfigError(
             f"{type(trainer).__name__} lacks {', '.join(missing)}: not a Trainer this release can guard"
         )
-    _warn_of_features(session, trainer)
+    _warn_of_features(session, trainer, [need for feature in features for need in feature.needs(session)])
 
 
-def _warn_of_features(session: Session, trainer: Any) -> None:
+def _warn_of_features(session: Session, trainer: Any, needed: Sequence[Feature]) -> None:
     """Name each feature that would act on this trainer, and is off because the release lacks a name."""
     warn = session.warn if session.settings.attempt == 0 else session.warn_in_journal
-    concerned = [EXACT_LOG, EXACT_ROLLOUT, SAMPLE_MASKING]
-    if session.config.generation:
-        concerned.append(CAPS)
+    concerned = [EXACT_LOG, EXACT_ROLLOUT, SAMPLE_MASKING, *needed]
     if getattr(trainer, "tools", None):
         concerned.append(TOOLS)
     for feature in concerned:

@@ -1,9 +1,6 @@
-"""Rollouts of GRPO and RLOO trainers: caps, and what several features need.
+"""Rollouts of GRPO and RLOO trainers: what the core and several features need of them.
 
-Start with `capping.py`, which ends completions (`criteria.py`, `deadline.py`, `_rollout.py`; settings in
-`caps_settings.py`). `_prompts.py` checks the length of prompts, `generate_calls.py`
-changes calls of `generate`, and `counting.py` counts what they return.
-
-`runtime/rank/hooks/_rollout_hooks.py` enters them in their order. Of the rooms below it, imports
-`runtime/rank/memory_plan/` only. Generates nothing itself.
+`generate_calls.py` changes calls of `generate`, `counting.py` counts what they return, and `limits.py` finds
+completions that repeat themselves and generations that take too long.
+`runtime/rank/hooks/_rollout_hooks.py` puts them, and features, around a trainer's methods.
 """

@@ -8,8 +8,8 @@ import torch
 from support.planted import cycle, planted
 from transformers import StoppingCriteriaList
 
-from grpo_run.runtime.rank.rollouts._rollout import Cut, EndReason
-from grpo_run.runtime.rank.rollouts.criteria import CapCriteria, Repetition
+from grpo_run.runtime.features.caps._criteria import CapCriteria, Repetition
+from grpo_run.runtime.features.caps._rollout import Cut, EndReason
 
 PAD, EOS = 0, 1
 PROMPT = 4

@@ -1,6 +1,6 @@
 """Checks before the first step that every prompt fits into the model's context window.
 
-Called by `capping.py`. A prompt that does not fit ends a run in the middle of the night: vLLM raises, other
+Called by `rank.py`. A prompt that does not fit ends a run in the middle of the night: vLLM raises, other
 backends read beyond the positions that the model knows. Only prompts that may be too long are tokenized, so a
 data set costs a look at the lengths of its texts. A data set that is streamed is not read ahead.
 """

@@ -19,11 +19,10 @@ from transformers import PreTrainedTokenizerFast
 from trl import GRPOConfig, GRPOTrainer, RLOOConfig, RLOOTrainer
 
 from grpo_run.runtime.errors import ConfigError
+from grpo_run.runtime.features.caps._capping import Capping
+from grpo_run.runtime.features.caps._rollout import CappedRollout, DeadlineDecision
+from grpo_run.runtime.features.caps.settings import CapSettings
 from grpo_run.runtime.rank.rollouts import generate_calls
-from grpo_run.runtime.rank.rollouts._rollout import CappedRollout
-from grpo_run.runtime.rank.rollouts.capping import Capping
-from grpo_run.runtime.rank.rollouts.caps_settings import CapSettings
-from grpo_run.runtime.rank.rollouts.deadline import DeadlineDecision
 from grpo_run.trainers.caps import apply
 
 PAD, EOS, LOOP, END, LONG = 0, 1, 2, 10, 20

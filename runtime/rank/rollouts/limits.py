@@ -1,29 +1,29 @@
-"""The stopping criterion for one turn of transformers' `generate`, and the detection of repetitions.
+"""What ends a generation: a time limit, and the detection of completions that repeat themselves.
 
-`generate_calls.py` passes a `CapCriteria` to each call. It returns one boolean per completion, so that a
-loop ends only its own completion, and keeps where and why each was ended. Until a cap ends one, it costs a
-comparison of two integers a token; nothing is read from the device before `cuts`. Transformers stops when
-all completions are done, under ZeRO-3 and FSDP on all ranks together.
+For loops that a script writes itself (`trainers/caps.py`), and for features that end completions of a
+trainer. Neither interrupts anything. Importing this module does not import torch.
 
-`Repetition` works on a whole batch on the batch's device; hand-written generation loops call it, too. It
-compares each token with the one p positions before, for every period p up to `MAX_PERIOD`, and keeps two
-figures for each completion and period: the length of the present run of equal tokens, and the number of
-equal tokens in a sliding window. New tokens are compared in blocks, so a token costs a constant number of
-operations, and nothing waits for the device. It ends no completion, and does not know where one has ended.
+`Deadline` is the time of this rank alone: a loop with collectives ends on all ranks together only through
+`trainers/consensus.py`, or through generation that all ranks leave together.
+
+`Repetition` works on a whole batch on the batch's device. It compares each token with the one p positions
+before, for every period p up to `MAX_PERIOD`, and keeps two figures for each completion and period: the
+length of the present run of equal tokens, and the number of equal tokens in a sliding window. New tokens are
+compared in blocks, so a token costs a constant number of operations, and nothing waits for the device. It
+does not know where a completion has ended.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
-from typing import Any
-
-import torch
-from transformers import StoppingCriteria
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from grpo_run.runtime.errors import UsageError
-from grpo_run.runtime.rank.rollouts._rollout import Cut
-from grpo_run.runtime.rank.rollouts.caps_settings import DEFAULT_WINDOW, MIN_WINDOW
-from grpo_run.watchdog.observation import EndReason
+from grpo_run.runtime.launch.generation_caps import DEFAULT_WINDOW, MIN_WINDOW
+
+if TYPE_CHECKING:
+    import torch
 
 MAX_PERIOD = 256
 """Longest period in tokens that is looked for."""
@@ -89,6 +89,8 @@ class Repetition:
         return length - self._prompt_length - self._compared >= self._block
 
     def _begin(self, tokens: torch.Tensor) -> None:
+        import torch
+
         rows, device, block = tokens.shape[0], tokens.device, self._block
         # entry i is for the period MAX_PERIOD - i, as the comparison yields them
         periods = torch.arange(MAX_PERIOD, 0, -1, device=device)
@@ -105,6 +107,8 @@ class Repetition:
 
     def _compare(self, tokens: torch.Tensor, looping: torch.Tensor) -> torch.Tensor:
         """Compare the next block, and return which completions are in a loop, or have been."""
+        import torch
+
         block, first = self._block, self._prompt_length + self._compared
         known = min(self._compared, MAX_PERIOD)
         recent = tokens[:, first - known : first + block]
@@ -122,78 +126,24 @@ class Repetition:
         return looping | found.any(1)
 
 
-_REASONS = (EndReason.repetition, EndReason.deadline)
-
-
-class CapCriteria(StoppingCriteria):  # type: ignore[misc]
-    """The caps of one turn.
+class Deadline:
+    """A time limit that begins now.
 
     Args:
-        prompt_length: columns of the prompt, padding included.
-        end_tokens: the tokens that end a completion by itself.
-        repetition: finds loops; None without that cap.
-        out_of_time: asked after each token; receives the number of decoding steps of this turn.
+        seconds: how long the limit is.
+        clock: returns the time in seconds; it never goes back.
+
+    Raises:
+        UsageError: the limit is not above 0.
     """
 
-    def __init__(
-        self,
-        prompt_length: int,
-        end_tokens: Collection[int],
-        *,
-        repetition: Repetition | None,
-        out_of_time: Callable[[int], bool],
-    ) -> None:
-        self.steps = 0
-        """Decoding steps of this turn so far."""
-        self._prompt_length = prompt_length
-        self._end_tokens = sorted(end_tokens)
-        self._repetition = repetition
-        self._out_of_time = out_of_time
-        self._timed_out = False
-        self._seen = prompt_length
-        self._capped: torch.Tensor | None = None
-        self._ended_itself: torch.Tensor
-        self._length: torch.Tensor
-        self._reason: torch.Tensor
+    def __init__(self, seconds: float, *, clock: Callable[[], float] = time.monotonic) -> None:
+        if not seconds > 0:
+            raise UsageError(f"a deadline of {seconds} s: expected more than 0")
+        self.seconds = seconds
+        self._clock = clock
+        self._end = clock() + seconds
 
-    def __call__(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
-        """Return which completions a cap has ended."""
-        self.steps += 1
-        if self._capped is None:
-            zeros = torch.zeros(len(input_ids), dtype=torch.int64, device=input_ids.device)
-            self._length, self._reason = zeros, zeros
-            self._ended_itself = self._capped = zeros.bool()
-        if not self._timed_out and self._out_of_time(self.steps):
-            self._timed_out = True
-            self._end(torch.ones_like(self._capped), EndReason.deadline, input_ids)
-        elif self._repetition is not None and self._repetition.is_due(input_ids.shape[1]):
-            self._end(self._repetition(input_ids), EndReason.repetition, input_ids)
-        return self._capped
-
-    def _end(self, rows: torch.Tensor, reason: EndReason, input_ids: torch.Tensor) -> None:
-        """End these completions, except those that have ended before."""
-        assert self._capped is not None
-        new = input_ids[:, self._seen :]
-        self._seen = input_ids.shape[1]
-        for token in self._end_tokens:  # a model has a few
-            self._ended_itself = self._ended_itself | (new == token).any(1)
-        ended = rows & ~self._ended_itself & ~self._capped
-        self._length = torch.where(ended, input_ids.shape[1] - self._prompt_length, self._length)
-        self._reason = torch.where(ended, _REASONS.index(reason), self._reason)
-        self._capped = self._capped | ended
-
-    def cuts(self, lengths: list[int]) -> list[Cut | None]:
-        """Return where and why each completion was ended; None for those that no cap has ended. Waits for the
-        device.
-
-        Args:
-            lengths: of the completions as generated. Where generation looks one step ahead, a completion may
-                have been ended beyond its last token; that does not count.
-        """
-        if self._capped is None:
-            return [None] * len(lengths)
-        ended, reasons = torch.stack((self._length, self._reason)).tolist()
-        return [
-            Cut(length=at, reason=_REASONS[reason]) if 0 < at <= length else None
-            for at, reason, length in zip(ended, reasons, lengths, strict=True)
-        ]
+    def passed(self) -> bool:
+        """Return whether the time is over on this rank."""
+        return self._clock() >= self._end

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from grpo_run.runtime.errors import ConfigError
-from grpo_run.runtime.rank.rollouts import caps_settings as caps
+from grpo_run.runtime.features.caps import settings as caps
+from grpo_run.runtime.features.caps.settings import APPLIED, CapSettings, settings_of
 
 
 def test_trl_has_the_fields() -> None:
@@ -157,3 +158,24 @@ def test_caps_of_our_own_leave_the_configuration_as_it_is(config_class: type, ap
         ("max_time", 2.5),
     ]
     caps.check(trainer(max_completion_length=9, generation_kwargs=None), {"repetition": 64, "max_time": 2.5})
+
+
+def test_the_command_line_wins_over_the_script() -> None:
+    """A cap that only the script sets is kept."""
+    trainer = SimpleNamespace(**{APPLIED: CapSettings(repetition=32, max_time=9.0)})
+    assert settings_of(trainer, {"repetition": 64}) == CapSettings(repetition=64, max_time=9.0, counting=True)
+
+
+def test_nothing_is_capped_unless_asked_for() -> None:
+    """Without a cap not even a method of the trainer is wrapped."""
+    assert not settings_of(SimpleNamespace(), {})
+    counting = settings_of(SimpleNamespace(), {"max_completion_length": 9})
+    assert counting
+    assert not counting.stops
+
+
+@pytest.mark.parametrize("wrong", [{"repetition": 7}, {"max_time": 0.0}, {"max_time": float("nan")}])
+def test_a_cap_of_the_script_is_checked_too(wrong: dict[str, float]) -> None:
+    """With the limits of the command line."""
+    with pytest.raises(ConfigError):
+        CapSettings(**wrong)  # type: ignore[arg-type]

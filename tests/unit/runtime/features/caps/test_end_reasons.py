@@ -8,8 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from grpo_run.runtime.rank.rollouts._rollout import CappedRollout, Cut, EndReason, continued, end_reason
-from grpo_run.runtime.rank.rollouts.deadline import Deadline, DeadlineDecision, RolloutKey, read_decisions
+from grpo_run.runtime.features.caps._reports import RolloutKey, read_decisions
+from grpo_run.runtime.features.caps._rollout import (
+    CappedRollout,
+    Cut,
+    DeadlineDecision,
+    EndReason,
+    continued,
+    end_reason,
+)
+from grpo_run.runtime.rank.rollouts.limits import Deadline
 
 EOS = 1
 

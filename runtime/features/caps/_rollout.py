@@ -1,6 +1,6 @@
 """One rollout under caps: its deadline, its turns, and why and where each completion ended.
 
-`capping.py` makes one for each `_generate` of a trainer. A rollout has one turn, or several if completions
+`_capping.py` makes one for each `_generate` of a trainer. A rollout has one turn, or several if completions
 call tools; the deadline covers all of them. `end_reason` is pure. Knows nothing of trainers, and
 does not decide whether a completion takes part in the loss.
 """
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
-from grpo_run.runtime.rank.rollouts.deadline import Deadline, DeadlineDecision
+from grpo_run.runtime.rank.rollouts.limits import Deadline
 from grpo_run.watchdog.observation import EndReason
 
 CAPPED = frozenset({EndReason.repetition, EndReason.deadline})
@@ -45,6 +45,29 @@ def end_reason(
     if tokens and tokens[-1] in end_tokens:
         return EndReason.eos
     return EndReason.length if len(tokens) >= max_length else EndReason.eos
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeadlineDecision:
+    """What the deadline did to a rollout.
+
+    Args:
+        steps: decoding steps of the rollout, over all turns.
+        timed_out_after: decoding steps after which it was ended; None if it ended itself.
+    """
+
+    steps: int
+    timed_out_after: int | None
+
+    def over(self, steps: int) -> bool | None:
+        """Return whether the rollout is over after so many steps; None where it has become another one.
+
+        A rollout that once ended itself and now goes on longer is another one: it was sampled with other
+            seeds.
+        """
+        if self.timed_out_after is not None:
+            return steps >= self.timed_out_after
+        return False if steps <= self.steps else None
 
 
 @dataclass(kw_only=True)

@@ -1,14 +1,11 @@
-"""Caps are parsed from the command line, and joined with those of the script."""
+"""Caps are parsed from the command line."""
 
 from __future__ import annotations
-
-from types import SimpleNamespace
 
 import pytest
 
 from grpo_run.runtime.errors import ConfigError
-from grpo_run.runtime.rank.rollouts import caps_settings as caps
-from grpo_run.runtime.rank.rollouts.caps_settings import APPLIED, CapSettings, settings_of
+from grpo_run.runtime.launch import generation_caps as caps
 
 
 def test_settings_are_parsed_with_their_types() -> None:
@@ -62,24 +59,3 @@ def test_a_wrong_setting_is_one_line(setting: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message) as caught:
         caps.parse([setting])
     assert "\n" not in str(caught.value)
-
-
-def test_the_command_line_wins_over_the_script() -> None:
-    """A cap that only the script sets is kept."""
-    trainer = SimpleNamespace(**{APPLIED: CapSettings(repetition=32, max_time=9.0)})
-    assert settings_of(trainer, {"repetition": 64}) == CapSettings(repetition=64, max_time=9.0, counting=True)
-
-
-def test_nothing_is_capped_unless_asked_for() -> None:
-    """Without a cap not even a method of the trainer is wrapped."""
-    assert not settings_of(SimpleNamespace(), {})
-    counting = settings_of(SimpleNamespace(), {"max_completion_length": 9})
-    assert counting
-    assert not counting.stops
-
-
-@pytest.mark.parametrize("wrong", [{"repetition": 7}, {"max_time": 0.0}, {"max_time": float("nan")}])
-def test_a_cap_of_the_script_is_checked_too(wrong: dict[str, float]) -> None:
-    """With the limits of the command line."""
-    with pytest.raises(ConfigError):
-        CapSettings(**wrong)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""What rollouts generate is counted on the board, and cuts are journaled; long prompts are found before the
+"""Cuts are journaled, a rollout that is done again is cut as before, and long prompts are found before the
 first step.
 """
 
@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 
 from grpo_run.runtime.errors import ConfigError
-from grpo_run.runtime.rank.rollouts import capping
-from grpo_run.runtime.rank.rollouts._prompts import check_prompts
-from grpo_run.runtime.rank.rollouts._rollout import CappedRollout, Cut
-from grpo_run.runtime.rank.rollouts.caps_settings import CapSettings
-from grpo_run.runtime.rank.rollouts.counting import counted
-from grpo_run.runtime.rank.rollouts.deadline import DeadlineDecision
-from grpo_run.watchdog.observation import EndReason, Slot
+from grpo_run.runtime.features.caps._prompts import check_prompts
+from grpo_run.runtime.features.caps._reports import RolloutReports
+from grpo_run.runtime.features.caps._rollout import CappedRollout, Cut, DeadlineDecision
+from grpo_run.runtime.features.caps.rank import PART
+from grpo_run.runtime.features.caps.settings import CapSettings
+from grpo_run.runtime.rank.points import RolloutPoints
+from grpo_run.watchdog.observation import EndReason
 
 Events = Callable[[], list[dict[str, Any]]]
 
@@ -26,7 +26,7 @@ def test_cuts_are_journaled(session: Any, events: Events) -> None:
     """A rollout without a cut leaves no line."""
     cut = Cut(length=3, reason=EndReason.repetition)
     trainer: Any = SimpleNamespace(state=SimpleNamespace(global_step=7))
-    reports = capping.RolloutReports(trainer, session, CapSettings(repetition=8), 1)
+    reports = RolloutReports(trainer, session, CapSettings(repetition=8), 1)
     for cuts in ([None, cut, None], [None, None, None]):
         rollout = CappedRollout(end_tokens={1}, max_length=5)
         rollout.end_turn([[9], [9], [9]], [[5, 1], [5, 5, 5], [5, 6, 7, 8, 9]], cuts)
@@ -39,42 +39,12 @@ def test_cuts_are_journaled(session: Any, events: Events) -> None:
     ]
 
 
-CAPPED = (EndReason.repetition, EndReason.deadline, EndReason.eos)
-
-
-@pytest.mark.parametrize(
-    ("reasons", "ended"),
-    [(None, [2.0, 1.0, 0.0, 0.0]), (CAPPED, [1.0, 0.0, 1.0, 1.0])],
-    ids=["no caps", "caps"],
-)
-def test_rollouts_are_counted_with_and_without_caps(
-    session: Any, reading: Callable[[], Slot], reasons: Any, ended: list[float]
-) -> None:
-    """Tokens, completions and their ends: from the tokens, or as the caps have them."""
-    trainer = SimpleNamespace(eos_token_ids=[1, 2], max_completion_length=4)
-    caps: Any = None if reasons is None else SimpleNamespace(end_reasons=lambda: reasons)
-    generated = [[9, 9], [9, 9], [9, 9, 9]], [[5, 2], [5, 6, 7, 8], [5, 6, 7, 1]], "more"
-    count = counted(trainer, session.slot, caps)
-    for rollout in (1.0, 2.0):
-        assert count(lambda prompts: generated, ["a", "b", "c"]) is generated
-        slot = reading()
-        assert [slot.ended(reason) for reason in EndReason] == [rollout * one for one in ended]
-        names = ("prompt_tokens", "completions", "tokens_generated", "prompt_length")
-        assert [slot.value(name) for name in names] == [7 * rollout, 3 * rollout, 10 * rollout, 7 / 3]
-
-
-@pytest.mark.parametrize("generated", [None, (), {"prompt_ids": []}, ([[9]], [(1, 2)]), ("ab", "cd"), 7])
-def test_what_is_no_rollout_is_not_counted(session: Any, reading: Callable[[], Slot], generated: Any) -> None:
-    """A subclass may return something else; it gets what it returned."""
-    assert counted(SimpleNamespace(), session.slot, None)(lambda: generated) is generated
-    slot = reading()
-    assert (slot.tokens_generated, slot.completions, slot.prompt_tokens) == (0, 0.0, 0.0)
-
-
 def test_without_a_cap_the_trainer_stays_as_it_is(session: Any) -> None:
     """Not even its prompts are looked at."""
     trainer = SimpleNamespace()
-    assert capping.capping_of(trainer, session, 1) is None
+    points = RolloutPoints()
+    PART.rollouts(trainer, session, 1, points)
+    assert points.generation == points.turns == points.leaving == []
     assert vars(trainer) == {}
 
 
@@ -82,11 +52,10 @@ def test_a_rollout_that_is_generated_again_gets_its_decision(session: Any) -> No
     """By call, step, mode and number; another number of ranks decides anew."""
     trainer: Any = SimpleNamespace(state=SimpleNamespace(global_step=0), model=SimpleNamespace(training=True))
     settings = CapSettings(max_time=5.0)
-    told: list[int] = []
 
     def decisions() -> list[DeadlineDecision | None]:
         found: list[DeadlineDecision | None] = []
-        reports = capping.RolloutReports(trainer, session, settings, 2, lambda: told.append(1))
+        reports = RolloutReports(trainer, session, settings, 2)
         for step, training in ((0, True), (0, True), (1, False), (1, True)):
             trainer.state.global_step, trainer.model.training = step, training
             found.append(reports.begin())
@@ -106,7 +75,6 @@ def test_a_rollout_that_is_generated_again_gets_its_decision(session: Any) -> No
     assert decisions() == expected
     session.world_size = 7
     assert decisions() == [None] * 4
-    assert len(told) == 3 * 3
 
 
 class Prompts(list[Any]):

@@ -1,46 +1,21 @@
-"""The caps on generation of a run: parse them, apply them to configurations, and check them.
+"""The caps of a run: those of a trainer's configuration, and our own on one trainer.
 
-Values come from `KEY=VALUE`, a recipe or code. Caps that are settings of TRL's or transformers' generation
-override the script's GRPO or RLOO configuration: `install` applies them when a configuration is built,
-before TRL validates it, and `check` verifies them on the trainer. The two of our own, `repetition` and
-`max_time`, are not part of a configuration (`capping.py`). Imports nothing heavy: the command line parses
-with it.
+Caps that are settings of TRL's or transformers' generation override the script's GRPO or RLOO configuration:
+`install` applies them when a configuration is built, before TRL validates it, and `check` verifies them on
+the trainer. The two of our own, `repetition` and `max_time`, are not part of a configuration. Imports nothing
+heavy.
 """
 
 from __future__ import annotations
 
-import difflib
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from grpo_run.runtime.errors import ConfigError
 from grpo_run.runtime.event import Event
-
-FIELDS: dict[str, type] = {"max_completion_length": int, "repetition_penalty": float}
-"""Caps that are fields of TRL's configuration classes."""
-KEYWORDS: dict[str, type] = {"no_repeat_ngram_size": int}
-"""Caps that TRL passes to transformers' `GenerationConfig` through `generation_kwargs`. vLLM does not support
-it.
-"""
-OWN: dict[str, type] = {"repetition": int, "max_time": float}
-"""Caps of our own: the window in tokens, and the seconds of one rollout."""
-KEYS = {**FIELDS, **KEYWORDS, **OWN}
-SYNONYMS = {
-    **dict.fromkeys(
-        ("max_tokens", "max_new_tokens", "max_length", "max_completion_tokens"), "max_completion_length"
-    ),
-    **dict.fromkeys(("deadline", "timeout", "time"), "max_time"),
-    **dict.fromkeys(("repetition_window", "loop", "loops"), "repetition"),
-}
-"""Other names for a cap, of vLLM, transformers and OpenAI among others, for the hint in the error."""
-MIN_WINDOW = 8
-"""Tokens. A shorter window would end lists of equal numbers and rows of dashes."""
-DEFAULT_WINDOW = 128
-"""Tokens. At 64, tables and markup of real text were taken for loops in 0.7 % of samples; at 128 in 0.07
-%.
-"""
+from grpo_run.runtime.launch.generation_caps import FIELDS, MIN_WINDOW, OWN
 
 APPLIED = "_grpo_run_caps"
 """Attribute of a trainer: the `CapSettings` that its script has applied."""
@@ -95,38 +70,6 @@ def settings_of(trainer: Any, caps: Mapping[str, int | float]) -> CapSettings:
         max_time=applied.max_time if ours.max_time is None else ours.max_time,
         counting=ours.counting or bool(applied),
     )
-
-
-def parse(settings: Sequence[str]) -> dict[str, int | float]:
-    """Parse `KEY=VALUE` settings.
-
-    Raises:
-        ConfigError: a key is unknown, or a value is not a positive number.
-    """
-    parsed: dict[str, int | float] = {}
-    for setting in settings:
-        key, separator, text = setting.partition("=")
-        key = key.strip()
-        if not separator:
-            raise ConfigError(f"--generation {setting}: expected KEY=VALUE")
-        if key not in KEYS:
-            near = [SYNONYMS[key]] if key in SYNONYMS else difflib.get_close_matches(key, KEYS, 1)
-            hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(KEYS)}"
-            raise ConfigError(f"--generation {key}: unknown cap; {hint}")
-        try:
-            value = KEYS[key](text)
-        except ValueError:
-            expected = "an integer" if KEYS[key] is int else "a number"
-            raise ConfigError(f"--generation {key}={text}: expected {expected}") from None
-        if not 0 < value < float("inf"):
-            raise ConfigError(f"--generation {key}={text}: must be greater than 0 and finite")
-        if key == "repetition" and value < MIN_WINDOW:
-            raise ConfigError(
-                f"--generation {key}={text}: the window must be at least {MIN_WINDOW} tokens;"
-                f" {DEFAULT_WINDOW} is usual"
-            )
-        parsed[key] = value
-    return parsed
 
 
 class GenerationCapped(Event, kw_only=True):
