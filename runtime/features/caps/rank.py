@@ -8,7 +8,8 @@ from typing import Any
 import wrapt
 
 from grpo_run.runtime.event import Event
-from grpo_run.runtime.features.caps.settings import check, install, own_caps, settings_of
+from grpo_run.runtime.features.caps.settings import check, install, settings_of
+from grpo_run.runtime.launch.generation_caps import OWN
 from grpo_run.runtime.rank.points import RankFeature, RolloutPoints
 from grpo_run.runtime.rank.session import Session
 from grpo_run.runtime.upstream.features import CAPS, Feature
@@ -22,7 +23,7 @@ class CapsPart(RankFeature):
     def before_script(self, session: Session) -> None:
         """Cap the configurations that the script will build, before TRL validates them."""
         caps = session.config.generation
-        if own_caps(caps).stops:
+        if OWN.keys() & caps:
             # before a script can keep the method in a function of its own
             wrapt.register_post_import_hook(_wrap_generate, "transformers.generation.utils")
 
@@ -51,12 +52,10 @@ class CapsPart(RankFeature):
         if not settings:
             return
         from grpo_run.runtime.features.caps._capping import Capping
-        from grpo_run.runtime.features.caps._prompts import check_prompts
         from grpo_run.runtime.features.caps._reports import RolloutReports
 
         reports = RolloutReports(trainer, session, settings, train_call)
         capping = Capping(trainer, settings, report=reports.ended, decided=reports.begin)
-        check_prompts(trainer)
         if capping.applies:
             points.generation.append(capping.cap_rollout)
             points.turns.append(capping.cap_turn)

@@ -53,22 +53,14 @@ class CapSettings:
         return self.stops or self.counting
 
 
-def own_caps(caps: Mapping[str, int | float]) -> CapSettings:
-    """Return the caps of our own among parsed ones."""
-    window = caps.get("repetition")
-    return CapSettings(
-        repetition=None if window is None else int(window), max_time=caps.get("max_time"), counting=bool(caps)
-    )
-
-
 def settings_of(trainer: Any, caps: Mapping[str, int | float]) -> CapSettings:
     """Return the caps of our own on a trainer: those of the command line, then those of `apply`."""
-    ours = own_caps(caps)
     applied = vars(trainer).get(APPLIED, CapSettings())
+    window = caps.get("repetition", applied.repetition)
     return CapSettings(
-        repetition=applied.repetition if ours.repetition is None else ours.repetition,
-        max_time=applied.max_time if ours.max_time is None else ours.max_time,
-        counting=ours.counting or bool(applied),
+        repetition=None if window is None else int(window),
+        max_time=caps.get("max_time", applied.max_time),
+        counting=bool(caps or applied),
     )
 
 

@@ -31,8 +31,7 @@ from grpo_run.runtime.errors import RewardError
 from grpo_run.runtime.features.masking._outputs import check, describe
 from grpo_run.runtime.features.masking._repeated import SampleFault, completion_checksum, read_earlier
 from grpo_run.runtime.features.masking._report import MaskingReporter
-from grpo_run.runtime.features.masking._selection import RETURNED_NAN, MaskingKind, Selection, select
-from grpo_run.runtime.history.sample_masking import MaskingReason
+from grpo_run.runtime.features.masking._selection import LEFT_OUT, RETURNED_NAN, Selection, select
 from grpo_run.runtime.rank.memory_plan.settings import record_of
 from grpo_run.runtime.rank.points import RowReasons, failed
 from grpo_run.runtime.rank.rewards.generators import read_generators, write_generators
@@ -84,22 +83,26 @@ def _like(rows: Any, tensor: Any) -> Any:
     return rows.view(-1, *[1] * (tensor.dim() - 1))
 
 
-class PendingTables:
-    """A copy of what reward functions have logged so far of the rollout that is being scored."""
+def remembered(trainer: Any) -> Callable[[], None]:
+    """Remember what computing rewards changes: what functions have logged so far of the rollout, and the
+    generators that they draw from. Return a function that puts it back, so that rewards which are computed
+    again log nothing twice, and what is drawn later does not depend on how often they were computed.
+    """
+    generators = read_generators()
+    tables = [
+        (table, {key: list(values) for key, values in table.items()})
+        for name in PENDING_TABLES
+        if (table := getattr(trainer, name, None)) is not None
+    ]
 
-    def __init__(self, trainer: Any) -> None:
-        self._tables = [
-            (table, {key: list(values) for key, values in table.items()})
-            for name in PENDING_TABLES
-            if (table := getattr(trainer, name, None)) is not None
-        ]
-
-    def restore(self) -> None:
-        """Put the copy back, so that rewards which are computed again are not logged twice."""
-        for table, kept in self._tables:
+    def restore() -> None:
+        write_generators(generators)
+        for table, kept in tables:
             table.clear()
             for key, values in kept.items():
                 table[key] = list(values)
+
+    return restore
 
 
 def correct_zero_std(trainer: Any, selection: Selection, *, training: bool) -> None:
@@ -118,17 +121,22 @@ FailedBefore = Callable[[Sequence[Sequence[int]]], Mapping[int, str]]
 """Returns the rewards that failed before, by row, for the tokens of the completions."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class RowFaults:
-    """What reward functions of this rank have returned.
+@dataclass(kw_only=True)
+class Scored:
+    """One computation of a rollout's rewards.
 
     Attributes:
-        failed: why rewards are not valid, and of which completions, by row and column; nothing of a model.
-        returned: what each function returned, and for how many completions, by column.
+        failed: why rewards of this rank are not valid, and of which completions, by row and column; nothing
+            of a model.
+        returned: what each function of this rank returned, and for how many completions, by column.
+        table: of all ranks.
+        selection: what leaves it.
     """
 
     failed: dict[tuple[int, int], SampleFault] = field(default_factory=dict)
     returned: dict[int, tuple[Any, int]] = field(default_factory=dict)
+    table: Any = None
+    selection: Selection = field(default_factory=lambda: Selection(samples={}))
 
 
 def is_model(function: Any) -> bool:
@@ -137,13 +145,13 @@ def is_model(function: Any) -> bool:
 
 
 def checked(
-    function: Callable[..., Any], column: int, faults: RowFaults, failed_before: FailedBefore
+    function: Callable[..., Any], column: int, scored: Scored, failed_before: FailedBefore
 ) -> Callable[..., Any]:
     """Return the function with its result checked; a reward model is returned unchanged.
 
     Args:
         column: of the function in TRL's table.
-        faults: receives the reasons of rewards that are not valid.
+        scored: receives what was returned, and the reasons of rewards that are not valid.
         failed_before: returns the rewards that failed when the same completions were scored before, by row.
     """
     if is_model(function):
@@ -152,13 +160,13 @@ def checked(
     def examine(returned: Any, arguments: Mapping[str, Any]) -> Any:
         completion_ids = arguments[COMPLETION_IDS]
         values, reasons = check(returned, len(completion_ids))
-        faults.returned[column] = returned, len(completion_ids)
+        scored.returned[column] = returned, len(completion_ids)
         for row, reason in failed_before(completion_ids).items():
             if row not in reasons:
                 values = list(values)
                 values[row], reasons[row] = failed(reason), reason
         for row, reason in reasons.items():
-            faults.failed[row, column] = SampleFault(reason, completion_checksum(completion_ids[row]))
+            scored.failed[row, column] = SampleFault(reason, completion_checksum(completion_ids[row]))
         return values
 
     if is_coroutine_function(function):
@@ -179,17 +187,6 @@ ROLLOUTS_WITHOUT_REWARD = 10
 could all be bad luck where a rollout is small, or a judge that is away for a moment."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Scored:
-    """One computation of a rollout's rewards: the table of all ranks, what leaves it, and this rank's
-    faults.
-    """
-
-    table: Any
-    selection: Selection
-    faults: RowFaults
-
-
 class SampleMasking:
     """Excludes samples of one trainer's rollouts.
 
@@ -199,7 +196,7 @@ class SampleMasking:
     """
 
     def __init__(self, trainer: Any, session: Session, train_call: int, leaving: RowReasons) -> None:
-        self._trainer = trainer
+        self._trainer, self._session = trainer, session
         self._repeat_above = session.config.masking.repeat_rewards_above
         self._leaving = leaving
         self._left: Sequence[str] = ()
@@ -231,53 +228,52 @@ class SampleMasking:
         """Check the rewards of a rollout, compute them again if many failed, and choose the samples that
         leave.
         """
-        pending, generators = PendingTables(self._trainer), read_generators()
+        restore = remembered(self._trainer)
         scored = self._compute(original, args, kwargs)
         share = scored.selection.failed_share
         if share > self._repeat_above:
-            after_first, drawn = PendingTables(self._trainer), read_generators()
-            pending.restore()
-            # what is drawn later does not depend on how often rewards were computed
-            write_generators(generators)
+            restore_first = remembered(self._trainer)
+            restore()
             again = self._compute(original, args, kwargs)
             self._reporter.repeated(step=self._step, share=share, left=again.selection.failed_share)
             if again.selection.failed_share < share:
                 scored = again
             else:
-                after_first.restore()
-                write_generators(drawn)
-        self._selection = scored.selection
+                restore_first()
+        selection = self._selection = scored.selection
         if self._is_training:
-            self._reporter.rollout(is_empty=scored.selection.is_empty, step=self._step)
-        leaves = bool(scored.selection.samples or scored.selection.not_applicable)
-        if leaves:
+            self._reporter.rollout(is_empty=selection.is_empty, step=self._step)
+        if selection.not_applicable:
+            self._reporter.not_applicable(selection.not_applicable, step=self._step)
+        if selection.samples:
             self._report(scored)
         if self._is_training:
             self._count_rollouts_without_reward(scored)
-        return _without(scored.table, scored.selection) if leaves else scored.table
+        if not selection.samples and not selection.not_applicable:
+            return scored.table
+        table = scored.table.masked_fill(scored.table == RETURNED_NAN, math.nan)
+        table[list(selection.samples)] = math.nan
+        return table
 
-    def _compute(
-        self, original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> _Scored:
+    def _compute(self, original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Scored:
         """Let TRL compute and gather the rewards, and decide what leaves. Collective."""
-        faults = RowFaults()
+        scored = Scored()
         functions = self._trainer.reward_funcs
         examined = [
-            checked(function, column, faults, functools.partial(self._failed_before, column))
+            checked(function, column, scored, functools.partial(self._failed_before, column))
             for column, function in enumerate(functions)
         ]
         with override_attributes(self._trainer, reward_funcs=examined):
-            table = original(*args, **kwargs)
+            table = scored.table = original(*args, **kwargs)
         if table.dim() != 2 or table.shape[1] != len(functions) or len(table) % self._generations:
             # a subclass computes something else of the rewards: failures are None to it, as NaN is under TRL
-            nothing = Selection(samples={})
-            return _Scored(table=table.masked_fill(table.isinf(), math.nan), selection=nothing, faults=faults)
+            scored.table = table.masked_fill(table.isinf(), math.nan)
+            return scored
         left = self._rows_left_out(table)
-        if not left and bool(table.isfinite().all()):
-            return _Scored(table=table, selection=Selection(samples={}), faults=faults)
-        models = [column for column, function in enumerate(functions) if is_model(function)]
-        selection = select(table.tolist(), self._generations, models, left)
-        return _Scored(table=table, selection=selection, faults=faults)
+        if left or not bool(table.isfinite().all()):
+            models = [column for column, function in enumerate(functions) if is_model(function)]
+            scored.selection = select(table.tolist(), self._generations, models, left)
+        return scored
 
     def _failed_before(self, column: int, completion_ids: Sequence[Sequence[int]]) -> Mapping[int, str]:
         """The rewards of this rank that failed when this rollout was scored before a recovery, by row."""
@@ -299,18 +295,14 @@ class SampleMasking:
         gathered = self._trainer.accelerator.gather(flags)
         return {row for row, left in enumerate(gathered.tolist()) if left}
 
-    def _report(self, scored: _Scored) -> None:
+    def _report(self, scored: Scored) -> None:
         selection = scored.selection
-        if selection.not_applicable:
-            self._reporter.not_applicable(selection.not_applicable, step=self._step)
-        if not selection.samples:
-            return
         first, end = self._own_rows(len(scored.table) // self._trainer.accelerator.num_processes)
-        own = {
-            number: self._own(scored, number, number - first)
-            for number in selection.samples
-            if first <= number < end
-        }
+        own = {}
+        for number, (reason, column) in selection.samples.items():
+            if first <= number < end:
+                known = SampleFault(self._left[number - first] if reason == LEFT_OUT else reason)
+                own[number] = known if column is None else scored.failed.get((number - first, column), known)
         nothing_left = self._is_training and selection.is_empty
         self._reporter.excluded(
             selection,
@@ -321,20 +313,7 @@ class SampleMasking:
             steps_without_samples=self._steps_of_a_rollout if nothing_left else 0,
         )
 
-    def _own(self, scored: _Scored, number: int, row: int) -> SampleFault:
-        """What this rank knows of one of its masked samples."""
-        excluded = scored.selection.samples[number]
-        if excluded.kind is MaskingKind.small_group:
-            return SampleFault(MaskingReason.small_group)
-        if excluded.kind is MaskingKind.left_out:
-            return SampleFault(self._left[row])
-        assert excluded.column is not None
-        unknown = SampleFault(
-            MaskingReason.nan if excluded.kind is MaskingKind.nan else MaskingReason.infinite
-        )
-        return scored.faults.failed.get((row, excluded.column), unknown)
-
-    def _count_rollouts_without_reward(self, scored: _Scored) -> None:
+    def _count_rollouts_without_reward(self, scored: Scored) -> None:
         """Warn at the first training rollout without one valid reward, and end the run after too many in a
         row.
 
@@ -349,14 +328,17 @@ class SampleMasking:
         self._rollouts_without_reward += 1
         if self._rollouts_without_reward == 1:
             self._first_without_reward = f"in step {self._step} {self._what_was_returned(scored)}"
-            self._reporter.no_reward(self._first_without_reward, most=ROLLOUTS_WITHOUT_REWARD)
+            self._session.warn(
+                f"no sample of a rollout has a valid reward: {self._first_without_reward};"
+                f" {ROLLOUTS_WITHOUT_REWARD} such rollouts in a row end the run"
+            )
         if self._rollouts_without_reward >= ROLLOUTS_WITHOUT_REWARD:
             raise RewardError(
                 f"no valid reward in {ROLLOUTS_WITHOUT_REWARD} rollouts in a row;"
                 f" {self._first_without_reward}"
             )
 
-    def _what_was_returned(self, scored: _Scored) -> str:
+    def _what_was_returned(self, scored: Scored) -> str:
         """What this rank's reward functions have returned that have given no reward at all; or of all, if
         each has given some.
         """
@@ -364,7 +346,7 @@ class SampleMasking:
         broken = [column for column in columns if not bool(scored.table[:, column].isfinite().any())]
         said = []
         for column in broken or columns:
-            found = scored.faults.returned.get(column)  # None for a reward model
+            found = scored.returned.get(column)  # None for a reward model
             text = describe(*found) if found is not None else "no finite number"
             said.append(f"reward function {self._functions[column]} returned {text}")
         return ", and ".join(said)
@@ -400,12 +382,3 @@ class SampleMasking:
         """The first of this rank's samples in the rollout of all ranks, and the first of the next rank's."""
         first = int(self._trainer.accelerator.process_index) * count
         return first, first + count
-
-
-def _without(table: Any, selection: Selection) -> Any:
-    """The table with NaN in the rows that leave, and where NaN was returned by a function that does not
-    apply.
-    """
-    without = table.masked_fill(table == RETURNED_NAN, math.nan)
-    without[list(selection.samples)] = math.nan
-    return without

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Mapping, Sequence
 
 from grpo_run.runtime.features.masking._repeated import SampleFault
-from grpo_run.runtime.features.masking._selection import Excluded, MaskingKind, Selection
+from grpo_run.runtime.features.masking._selection import Excluded, Selection
 from grpo_run.runtime.history.sample_masking import (
     GroupMasked,
     MaskingReason,
@@ -118,18 +118,6 @@ class MaskingReporter:
                 " nothing is learned, but the optimizer's momentum still changes the weights"
             )
 
-    def no_reward(self, returned: str, *, most: int) -> None:
-        """Warn that no sample of a training rollout has a valid reward.
-
-        Args:
-            returned: by the reward functions, and in which step, as a clause.
-            most: so many rollouts in a row end the run.
-        """
-        self._session.warn(
-            f"no sample of a rollout has a valid reward: {returned}; {most} such rollouts in a row end"
-            " the run"
-        )
-
     def not_applicable(self, counts: Mapping[int, int], *, step: int) -> None:
         """Journal that NaN was read as None, and say so once.
 
@@ -169,37 +157,31 @@ class MaskingReporter:
         reason.
         """
         first = min(
-            number for number, why in selection.samples.items() if why.kind is not MaskingKind.small_group
+            number for number, why in selection.samples.items() if why.reason != MaskingReason.small_group
         )
         if self._said:
             return
         if first not in own:
             # of a failure, other ranks do not know whether the reward service has said it
-            self._said = selection.samples[first].kind is not MaskingKind.failed
-        elif own[first].reason in SAID_HERE:
+            self._said = selection.samples[first].reason != MaskingReason.failed
+        elif (reason := own[first].reason) in SAID_HERE:
             self._said = True
-            self._say(self._sentence(selection, first, own[first].reason, step))
+            function = self._function(selection.samples[first])
+            cause = (
+                f"reward function {function} {SENTENCES[reason]}"
+                if function
+                else f"its completion was cut ({reason})"
+            )
+            text = (
+                f"step {step}: sample {first} of the rollout is excluded from baseline and loss: {cause}."
+                " Further ones are counted in grpo_samples_masked_total and by `grpo-run status`"
+            )
+            if self._session.is_rank:  # this rank may be another than rank 0
+                print(f"grpo-run: {text}", file=sys.stderr, flush=True)
+                self._session.warn_in_journal(text)
 
     def _function(self, excluded: Excluded) -> str | None:
         return None if excluded.column is None else self._functions[excluded.column]
-
-    def _sentence(self, selection: Selection, number: int, reason: str, step: int) -> str:
-        function = self._function(selection.samples[number])
-        cause = (
-            f"its completion was cut ({reason})"
-            if function is None
-            else f"reward function {function} {SENTENCES[reason]}"
-        )
-        return (
-            f"step {step}: sample {number} of the rollout is excluded from baseline and loss: {cause}."
-            " Further ones are counted in grpo_samples_masked_total and by `grpo-run status`"
-        )
-
-    def _say(self, text: str) -> None:
-        """Print and journal a warning on the rank that knows the reason, which may be another than rank 0."""
-        if self._session.is_rank:
-            print(f"grpo-run: {text}", file=sys.stderr, flush=True)
-            self._session.warn_in_journal(text)
 
 
 def _digests(samples: Sequence[SampleFault]) -> list[int] | None:

@@ -15,30 +15,27 @@ import math
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import Enum, auto
+from typing import NamedTuple
+
+from grpo_run.runtime.history.sample_masking import MaskingReason
 
 RETURNED_NAN = math.inf
 """Stands for NaN in a function's column; TRL uses NaN itself for `None`."""
 
 
-class MaskingKind(Enum):
-    """How a sample came to be excluded, as far as the gathered table says."""
-
-    failed = auto()
-    nan = auto()
-    left_out = auto()
-    small_group = auto()
+LEFT_OUT = "left out"
+"""Stands for a reason that only the sample's rank knows."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Excluded:
+class Excluded(NamedTuple):
     """Why one sample is excluded.
 
     Args:
+        reason: as far as the gathered table says: `failed` if it only says that a function failed.
         column: of the first reward function without a valid reward; None if that is not the reason.
     """
 
-    kind: MaskingKind
+    reason: str
     column: int | None = None
 
 
@@ -92,7 +89,7 @@ def select(
         for row in rows:
             fault = _fault(rewards[row], models, read_as_none)
             none_valid &= fault is not None or not any(map(math.isfinite, rewards[row]))
-            why = Excluded(kind=MaskingKind.left_out) if row in left_out else fault
+            why = Excluded(LEFT_OUT) if row in left_out else fault
             if why is not None:
                 leaving[row] = why
             else:
@@ -102,16 +99,16 @@ def select(
         samples |= leaving
         left = [row for row in rows if row not in leaving and any(map(math.isfinite, rewards[row]))]
         if leaving and len(left) < min(2, generations):
-            samples |= {row: Excluded(kind=MaskingKind.small_group) for row in left}
+            samples |= {row: Excluded(MaskingReason.small_group) for row in left}
             empty.append(group)
-    failed = [why.kind for why in samples.values() if why.kind in (MaskingKind.failed, MaskingKind.nan)]
+    failed = sum(why.column is not None for why in samples.values())
     scored = len(rewards) - len(left_out)
     return Selection(
         samples=samples,
         groups=tuple(empty),
         group_count=group_count,
         not_applicable=not_applicable,
-        failed_share=len(failed) / scored if scored else 0.0,
+        failed_share=failed / scored if scored else 0.0,
         none_valid=none_valid,
     )
 
@@ -131,11 +128,11 @@ def _fault(
     """Why a sample has no valid reward; None if it has one, or if every function returned None for it."""
     for column, reward in enumerate(rewards):
         if column in models and not math.isfinite(reward):
-            return Excluded(kind=MaskingKind.nan if math.isnan(reward) else MaskingKind.failed, column=column)
+            return Excluded(MaskingReason.nan if math.isnan(reward) else MaskingReason.infinite, column)
         if reward == -math.inf:
-            return Excluded(kind=MaskingKind.failed, column=column)
+            return Excluded(MaskingReason.failed, column)
         if reward == RETURNED_NAN and column not in read_as_none:
-            return Excluded(kind=MaskingKind.nan, column=column)
+            return Excluded(MaskingReason.nan, column)
     if RETURNED_NAN in rewards and not any(map(math.isfinite, rewards)):
-        return Excluded(kind=MaskingKind.nan, column=list(rewards).index(RETURNED_NAN))
+        return Excluded(MaskingReason.nan, list(rewards).index(RETURNED_NAN))
     return None

@@ -1,6 +1,4 @@
-"""Cuts are journaled, a rollout that is done again is cut as before, and long prompts are found before the
-first step.
-"""
+"""Cuts are journaled, and a rollout that is done again is cut as before."""
 
 from __future__ import annotations
 
@@ -8,10 +6,6 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
-import pytest
-
-from grpo_run.runtime.errors import ConfigError
-from grpo_run.runtime.features.caps._prompts import check_prompts
 from grpo_run.runtime.features.caps._reports import RolloutReports
 from grpo_run.runtime.features.caps._rollout import CappedRollout, Cut, DeadlineDecision
 from grpo_run.runtime.features.caps.rank import PART
@@ -75,66 +69,3 @@ def test_a_rollout_that_is_generated_again_gets_its_decision(session: Any) -> No
     assert decisions() == expected
     session.world_size = 7
     assert decisions() == [None] * 4
-
-
-class Prompts(list[Any]):
-    """A data set of prompts."""
-
-    column_names = ("prompt",)
-
-    def __getitem__(self, key: Any) -> Any:
-        return list(self) if key == "prompt" else super().__getitem__(key)
-
-
-def trainer_of(prompts: list[Any], window: int, **changes: Any) -> Any:
-    """Return a trainer whose tokenizer makes a token of each character."""
-
-    class Tokenizer:
-        tokenized = 0
-
-        def __call__(self, text: list[str]) -> dict[str, Any]:
-            Tokenizer.tokenized += 1
-            return {"input_ids": [list(text[0])]}
-
-        def apply_chat_template(self, conversation: list[Any], **_: Any) -> dict[str, Any]:
-            return self(["".join(message["content"] for message in conversation[0])])
-
-    return SimpleNamespace(
-        train_dataset=Prompts(prompts),
-        model=SimpleNamespace(config=SimpleNamespace(max_position_embeddings=window)),
-        processing_class=Tokenizer(),
-        args=SimpleNamespace(vllm_max_model_length=None),
-        **changes,
-    )
-
-
-@pytest.mark.parametrize("prompt", ["x" * 2000, [{"role": "user", "content": "x" * 2000}]])
-def test_a_prompt_longer_than_the_window_is_an_error(prompt: Any) -> None:
-    """It names the prompt and both lengths."""
-    with pytest.raises(ConfigError, match=r"prompt 1 .* has 2000 tokens, .* window is 2000"):
-        check_prompts(trainer_of(["short", prompt, prompt], 2000))
-    check_prompts(trainer_of(["short", prompt], 2001))
-
-
-def test_short_prompts_are_not_tokenized() -> None:
-    """A token has at least one byte."""
-    trainer = trainer_of(["x" * 100] * 50, 4096)
-    check_prompts(trainer)
-    assert trainer.processing_class.tokenized == 0
-
-
-def test_the_window_of_vllm_counts_where_it_generates() -> None:
-    """It may be shorter than the model's."""
-    trainer = trainer_of(["x" * 2000], 10**6, use_vllm=True)
-    check_prompts(trainer)
-    trainer.args.vllm_max_model_length = 1500
-    with pytest.raises(ConfigError, match="window is 1500"):
-        check_prompts(trainer)
-
-
-@pytest.mark.parametrize("data", [None, SimpleNamespace(column_names=["prompt"]), Prompts()])
-def test_data_that_cannot_be_read_ahead_is_not_read(data: Any) -> None:
-    """A stream has no length."""
-    trainer = trainer_of([], 10)
-    trainer.train_dataset = data
-    check_prompts(trainer)

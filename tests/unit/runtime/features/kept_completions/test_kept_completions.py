@@ -134,4 +134,4 @@ def test_a_run_that_keeps_nothing_leaves_the_rewards_alone(trainer: Any, tmp_pat
     """The default: no method is wrapped."""
     points = RolloutPoints()
     room.PART.rollouts(trainer, session_of(tmp_path, groups=0), 1, points)
-    assert points == RolloutPoints()
+    assert points.rewards == []

@@ -102,39 +102,32 @@ class Improving:
         return self.answers.pop(0)
 
 
+TIMEOUT = failed(MaskingReason.timeout)
+
+
+@pytest.mark.parametrize(
+    ("answers", "used", "left", "reasons"),
+    [
+        (([TIMEOUT] * 5 + REWARDS[5:], REWARDS), 2, 0, []),
+        (([TIMEOUT] * 5 + REWARDS[5:], [failed(MaskingReason.died)] * 8), 1, 1, ["timeout"]),
+        (([TIMEOUT] * 4 + REWARDS[4:],), 1, None, ["timeout"]),
+    ],
+    ids=["better", "no better", "only half of them"],
+)
 def test_rewards_are_computed_again_past_the_share(
-    either: Any, session: Any, rollout: Score, events: Any
-) -> None:
-    """The second answer counts, what it has logged is logged once, and nothing is excluded."""
-    function = Improving([failed(MaskingReason.timeout)] * 5 + REWARDS[5:], REWARDS)
+    either: Any, session: Any, rollout: Score, events: Any,
+    answers: tuple[list[Any], ...], used: int, left: float | None, reasons: list[str],
+) -> None:  # fmt: skip
+    """Once, if more than half of the samples have none. The better answer counts, and what it has logged."""
+    function = Improving(*answers)
     found = rollout(either, session, function)
-    assert function.calls == 2
-    assert found["advantages"].ne(0).all()
-    assert list(either._logs["extra"]["call"]) == [2] * 8
-    assert either._metrics["train"]["calls"] == [2]
-    (event,) = events("rewards_repeated")
-    assert (event["share"], event["left"], event["step"]) == (0.625, 0, 1)
-    assert not events("sample_masked")
-
-
-def test_rewards_that_are_no_better_the_second_time_are_not_used(
-    either: Any, session: Any, rollout: Score, events: Any
-) -> None:
-    """Nor is what was logged with them; there is no third time."""
-    function = Improving([failed(MaskingReason.timeout)] * 5 + REWARDS[5:], [failed(MaskingReason.died)] * 8)
-    rollout(either, session, function)
-    assert function.calls == 2
-    assert list(either._logs["extra"]["call"]) == [1] * 8
-    assert [record["reason"] for record in events("sample_masked")] == ["timeout"]
-
-
-def test_half_of_the_samples_may_fail_without_computing_again(
-    either: Any, session: Any, rollout: Score
-) -> None:
-    """The share is a bound that must be passed."""
-    function = Improving([failed(MaskingReason.timeout)] * 4 + REWARDS[4:])
-    rollout(either, session, function)
-    assert function.calls == 1
+    assert function.calls == len(answers)
+    assert list(either._logs["extra"]["call"]) == [used] * 8
+    assert either._metrics["train"]["calls"] == [used]
+    repeated = [(event["share"], event["left"], event["step"]) for event in events("rewards_repeated")]
+    assert repeated == ([] if left is None else [(0.625, left, 1)])
+    assert [record["reason"] for record in events("sample_masked")] == reasons
+    assert bool(found["advantages"].ne(0).all()) is not bool(reasons)
 
 
 def attached(trainer: Any, session: Any, function: Any) -> AbstractContextManager[None]:

@@ -23,7 +23,7 @@ def of(
 
 def kinds(selection: Selection) -> dict[int, str]:
     """Why each sample leaves."""
-    return {number: excluded.kind.name for number, excluded in selection.samples.items()}
+    return {number: str(excluded.reason) for number, excluded in selection.samples.items()}
 
 
 @pytest.mark.parametrize(("generations", "left"), [(2, {0: "failed", 1: "small_group"}), (1, {0: "failed"})])
@@ -42,7 +42,7 @@ def test_a_group_needs_two_survivors(generations: int, left: dict[int, str]) -> 
         ([[NAN, 1], [5, 2], [6, 3], [NAN, 1], [NAN, 2], [NAN, 3]], 3, (), {0: "nan"}, {0: 3}),
         ([[FAIL, 1], [NAN, 2], [NAN, 3]], 3, (), {0: "failed"}, {0: 2}),
         ([[NAN, NONE], [NAN, NONE]], 2, (), {0: "nan", 1: "nan"}, {}),
-        ([[math.nan, 1], [math.inf, 1], [2, 1], [3, 1]], 4, [0], {0: "nan", 1: "failed"}, {}),
+        ([[math.nan, 1], [math.inf, 1], [2, 1], [3, 1]], 4, [0], {0: "nan", 1: "infinite"}, {}),
     ],
     ids=[
         "a group of None only is left to TRL", "None alone is no survivor", "NaN of a whole group is None",
@@ -63,7 +63,7 @@ def test_what_none_and_nan_mean(
 def test_cut_completions_do_not_count_as_failures() -> None:
     """Rewards are not computed again because of them."""
     found = of([1], [FAIL], [2], [3], generations=4, cut=[0])
-    assert kinds(found) == {0: "left_out", 1: "failed"}
+    assert kinds(found) == {0: "left out", 1: "failed"}
     assert found.failed_share == pytest.approx(1 / 3)
 
 
