@@ -9,6 +9,7 @@ from typing import Any
 
 from grpo_run.cli.command_parser import CommandParser
 from grpo_run.runtime.catalog import find_run
+from grpo_run.runtime.features import history_parts
 from grpo_run.runtime.history.reader import RunReader
 from grpo_run.runtime.history.status import RunStatus
 from grpo_run.watchdog.text import duration_text, place_name, size_text, step_time_text
@@ -22,7 +23,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_run()
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     options = parser.parse_args(arguments)
-    status = RunReader(find_run(options.run)).read()
+    status = RunReader(find_run(options.run), parts=history_parts).read()
     if options.json:
         print(json.dumps(status.as_json(), indent=2, ensure_ascii=False))
     else:
@@ -52,7 +53,7 @@ def print_text(status: RunStatus) -> None:
         "disk": history.checkpoint_trouble or "",
         "memory": _memory(fields["ranks"]),
         "host memory": "" if nearest is None else f"{nearest.fraction:.0%} of {nearest.name} in use",
-        "memory plan": history.memory.plan.text,
+        **history.facts(),
         "masked": history.masked.summary,
     }
     facts = Table.grid(padding=(0, 2))
@@ -63,8 +64,8 @@ def print_text(status: RunStatus) -> None:
     for rank in fields["ranks"]:
         console.print(f"  {_rank_line(rank, status.state)}")
     notes = [late.sentence for late in status.late_ranks]
-    notes += [sentence for _, sentence in history.growth.values()]
-    notes += [f"memory: {line}" for line in history.memory_trace.lines()]
+    notes += [sentence for part in history.parts for sentence in part.pace()]
+    notes += history.notes()
     for note in notes:
         console.print(f"  {note}")
     for number, recovery in enumerate(history.recoveries, 1):

@@ -18,11 +18,9 @@ from grpo_run.runtime.errors import UsageError
 from grpo_run.runtime.history.recovery import orders_of
 from grpo_run.runtime.launch.config import Output, RunConfig
 from grpo_run.runtime.launch.rank_settings import RankSettings
-from grpo_run.runtime.memory.plan import expandable_segments
 from grpo_run.runtime.processes import forkserver
 from grpo_run.runtime.processes.adoption import adopt_orphans, own_children
 from grpo_run.runtime.processes.starting import VARIABLE
-from grpo_run.runtime.supervisor.run_memory import config_for_ranks
 from grpo_run.runtime.supervisor.supervisor import Supervisor
 from grpo_run.watchdog.observation import Phase
 from grpo_run.watchdog.run_processes.ownership import TOKEN_VARIABLE, RunProcesses
@@ -151,10 +149,9 @@ def are_forked(supervisor: Supervisor) -> bool:
 def rank_environment(supervisor: Supervisor, rank: int, world_size: int) -> dict[str, str]:
     """Return the environment variables that the bootstrap of one rank reads."""
     config, files = supervisor.config, supervisor.attempt.files
-    plan = supervisor.history.memory.plan
     rewarded = supervisor.history.phases.get(Phase.reward)
     settings = RankSettings(
-        config=config_for_ranks(config, plan),
+        config=supervisor.rank_config(),
         attempt=supervisor.attempt.number,
         run_started_at=supervisor.run_started_at,
         log=str(files.log(rank)),
@@ -174,19 +171,17 @@ def rank_environment(supervisor: Supervisor, rank: int, world_size: int) -> dict
         features=supervisor.rank_settings(rank),
         moved_rewards=tuple(supervisor.history.rewards.moved),
         reward_durations=rewarded.as_json() if rewarded is not None else None,
-        memory_plan=plan,
-        tracker_runs=supervisor.history.tracker_runs,
         cpus=config.rank_cpus[rank % len(config.rank_cpus)] if config.rank_cpus else (),
     )
     environment = settings.to_environment()
-    if plan.expandable_segments:
-        environment |= expandable_segments({**os.environ, **config.environment})
+    for feature in supervisor.features:
+        environment |= feature.rank_environment({**os.environ, **config.environment})
     if FLIGHT_RECORDER not in config.environment:
         environment[FLIGHT_RECORDER] = str(RECORDED_COLLECTIVES)
     return environment
 
 
-PRELOAD = ("grpo_run.runtime.launching.preload",)
+PRELOAD = ("grpo_run.runtime.launching.preload", ENTRY.partition(":")[0])
 
 
 def own_processes(config: RunConfig, token: str) -> tuple[dict[str, str], RunProcesses]:

@@ -38,7 +38,7 @@ from grpo_run.dashboards.metrics.address import DEFAULT_ADDRESS, parse_address
 from grpo_run.dashboards.metrics.server import MetricsServer, start
 from grpo_run.runtime.board.stop_requests import StopRequests
 from grpo_run.runtime.errors import EXIT_FINISHED, EXIT_USAGE, ProcessError, UsageError
-from grpo_run.runtime.features import modules
+from grpo_run.runtime.features import history_parts, modules
 from grpo_run.runtime.files import short_path
 from grpo_run.runtime.history.run_directory import RunDirectory
 from grpo_run.runtime.launch.config import Output
@@ -171,7 +171,7 @@ def _supervise(
         follow_output=begin_attempt,
         staging=StagingArea(config.snapshot_directory) if config.snapshot_directory is not None else None,
         log=logs.record,
-        parts=[module.PART() for module in modules("events")],
+        parts=history_parts(),
         features=[module.PART for module in modules("supervisor")],
     )
     guardian = Guardian(

@@ -2,7 +2,9 @@
 
 A folder has only the modules for which the feature has something, each named for where it is used:
 
-    events.py      its events in the journal, and what is replayed from them (`PART`, a `HistoryPart`)
+    settings.py    what its part in a rank is told
+    events.py      its events in the journal, what is replayed from them, and what is shown of that (`PART`, a
+                   `HistoryPart`)
     supervisor.py  what it watches and answers in the supervisor (`PART`, which makes a `SupervisorFeature`)
     rank.py        what it does in a rank, at the points of `runtime/rank/points.py` (`PART`, a `RankFeature`)
     script.py      what a script calls, through a module of the same name in `trainers/`
@@ -18,18 +20,20 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-import pkgutil
 from types import ModuleType
 
-from grpo_run.runtime.features import caps, kept_completions, masking, quarantine
+from grpo_run.runtime.history.history import HistoryPart
 
-FEATURES: tuple[ModuleType, ...] = (quarantine, caps, kept_completions, masking)
-"""All features, in the order in which they are asked."""
+FEATURES = (
+    "caps", "memory_plan", "quarantine", "trackers", "phase_growth", "memory_trace", "kept_completions",
+    "masking",
+)  # fmt: skip
+"""The folders of all features, in the order in which they are asked."""
 
 
 def modules(name: str) -> tuple[ModuleType, ...]:
     """Return the modules of one name of the features that have it, in the order of `FEATURES`."""
-    names = [f"{feature.__name__}.{name}" for feature in FEATURES]
+    names = [f"{__name__}.{feature}.{name}" for feature in FEATURES]
     return tuple(
         importlib.import_module(name) for name in names if importlib.util.find_spec(name) is not None
     )
@@ -40,16 +44,9 @@ def for_scripts(name: str) -> ModuleType:
     return importlib.import_module(f"{__name__}.{name}.script")
 
 
-def names_in_ranks() -> list[str]:
-    """Return the names of all modules of features that a rank may import, which its forkserver imports in
-    advance.
-    """
-    return [
-        f"{feature.__name__}.{module.name}"
-        for feature in FEATURES
-        for module in pkgutil.iter_modules(feature.__path__)
-        if module.name != "supervisor"
-    ]
+def history_parts() -> tuple[HistoryPart, ...]:
+    """Return what features replay from a journal, before its first event."""
+    return tuple(module.PART() for module in modules("events"))
 
 
 def shown(kind: str) -> dict[str, str]:

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
 from grpo_run.runtime.board.board import Board
 from grpo_run.runtime.errors import RunDirectoryError
 from grpo_run.runtime.event import Event
-from grpo_run.runtime.history.history import DECODER, History
+from grpo_run.runtime.history.history import DECODER, History, HistoryPart
 from grpo_run.runtime.history.journal import JournalReader
 from grpo_run.runtime.history.progress import newest_commit
 from grpo_run.runtime.history.run_directory import RunDirectory
@@ -51,13 +51,23 @@ class RunReader:
     Args:
         run: its directory.
         follower: takes every event after the history.
+        parts: makes those of a history that features replay.
     """
 
-    def __init__(self, run: RunDirectory, follower: Follower | None = None) -> None:
+    def __init__(
+        self,
+        run: RunDirectory,
+        follower: Follower | None = None,
+        parts: Callable[[], Sequence[HistoryPart]] = tuple,
+    ) -> None:
         self._run = run
         self._follower = follower
-        self._journal = JournalReader(run.journal, DECODER)
-        self._history = History()
+        self._parts = parts
+        self._begin()
+
+    def _begin(self) -> None:
+        self._history = History(parts=tuple(self._parts()))
+        self._journal = JournalReader(self._run.journal, self._history.decoder)
         self._last_read = b""
 
     def history(self) -> History:
@@ -67,7 +77,7 @@ class RunReader:
             RunDirectoryError: the journal cannot be read.
         """
         if self._tail() != self._last_read:  # put back from a copy, or truncated
-            self._journal, self._history = JournalReader(self._run.journal, DECODER), History()
+            self._begin()
             if self._follower is not None:
                 self._follower.restart()
         for event in self._journal.new():

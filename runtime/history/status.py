@@ -123,10 +123,8 @@ class RunStatus:
             "warnings": history.warnings,
             "masked": history.masked.as_json(),
             "host_memory": _json_or_none(self.host_memory),
-            "memory_trace": history.memory_trace.as_json(),
-            "growth": {name: factor for name, (factor, _) in history.growth.items()},
             "memory_restarts": history.memory_restarts.count,
-            "memory_plan": history.memory.plan.model_dump(exclude_defaults=True),
+            **{name: value for part in history.parts for name, value in part.as_json().items()},
         }
 
     def _waiting_as_json(self) -> dict[str, Any] | None:

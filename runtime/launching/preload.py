@@ -11,11 +11,12 @@ import gc
 import importlib
 
 import grpo_run.runtime.rank.preload  # noqa: F401 - the libraries, which features need
-from grpo_run.runtime.features import names_in_ranks
+from grpo_run.runtime.features import modules
 from grpo_run.runtime.rank import inherited_modules
 
 imported = inherited_modules.current()
 if imported is not None and imported.failure is None:
-    for name in names_in_ranks():
-        importlib.import_module(name)
+    for module in modules("rank"):
+        for name in module.PART.preloaded:
+            importlib.import_module(name)
     gc.freeze()

@@ -1,12 +1,12 @@
 """The facts of a `train()` call that decide how it could use less memory, and what a split changes.
 
-The first rank of each node collects them when a call begins (`runtime/rank/memory_plan/facts.py`); the
+The first rank of each node collects them when a call begins (`runtime/rank/memory_facts.py`); the
 supervisor reads them after an out-of-memory error, when no rank is left to ask. Sizes are those that the
 script has set, whatever plan is in effect. `files.py` reads and writes the file.
 
 `split_refusals` says why smaller micro-batches would not give the same update. The sums of gradients are
 equal up to rounding if each micro-batch of a step has the same weight, or if the loss is divided by a
-number of the whole step. The fallback steps refuse a split where that does not hold;
+number of the whole step. A split is refused where that does not hold;
 `tests/fault/test_memory_plans.py` trains each loss both ways. Plain data and pure functions. Reads TRL
 1.16.
 """

@@ -1,14 +1,15 @@
 """The points at which features take part in a rank.
 
-`before_script` once, by `hooks/attach.py`, which also calls `needs` and `check_trainer` for each trainer that
-is about to train. Then `rollouts`, once before it trains. What that adds is called around every rollout by
-`hooks/_rollout_hooks.py`, which has the order of all calls. Plain data, and methods that do nothing.
+In this order: `script_begins` before the script's first line, called by `hooks/attach.py`; for each trainer
+`check_trainer` and `needs`, and `rollouts` once before training; `call` for each call, once before training.
+What `rollouts` adds is called around every rollout by `hooks/_rollout_hooks.py`, which has the order of all
+calls, and what `call` adds at each step by `step/events.py`. Plain data, and methods that do nothing.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
@@ -17,6 +18,32 @@ from grpo_run.runtime.rank.session import Session
 from grpo_run.runtime.upstream.features import Feature
 from grpo_run.runtime.upstream.patches import Handler
 from grpo_run.watchdog.observation import EndReason
+
+Step = Callable[[int], None]
+"""Takes the number of an optimizer step, from 1."""
+
+
+@dataclass(kw_only=True)
+class CallPoints:
+    """One `train()` call or loop, and what features add to it.
+
+    Attributes:
+        train_call: number of the call in the run.
+        trainer: of a `train()` call; None for a loop.
+        hooks: closed when the call ends.
+        forward_passes: called before each forward pass of the trainer's model with its keyword arguments,
+            unless it is compiled.
+        step_ends: called when the optimizer has taken a step, before the ranks vote on it.
+        votes_begin: called when the ranks have begun to vote on a step, for what may take longer.
+    """
+
+    train_call: int
+    trainer: Any
+    hooks: ExitStack
+    forward_passes: list[Callable[[Mapping[str, Any]], None]] = field(default_factory=list)
+    step_ends: list[Step] = field(default_factory=list)
+    votes_begin: list[Step] = field(default_factory=list)
+
 
 RowReasons = Callable[[], Sequence[str] | None]
 """Says why each row of this rank's last rollout leaves, "" for one that stays; None if no row of any rank
@@ -83,18 +110,21 @@ class RankFeature:
     name: ClassVar[str]
     """Under which its settings are in `RankSettings.features`."""
 
-    def before_script(self, session: Session) -> None:
-        """Prepare what acts on the script from its first line. No library is imported yet."""
+    preloaded: ClassVar[tuple[str, ...]] = ()
+    """Names of its modules that need torch, which the forkserver of the ranks imports in advance."""
+
+    def script_begins(self, session: Session) -> None:
+        """Watch what the script imports. Neither torch nor transformers may be imported yet."""
 
     def needs(self, session: Session) -> tuple[Feature, ...]:
         """Return what it needs of transformers and TRL in this run: users are told if a release lacks it."""
         return ()
 
     def check_trainer(self, session: Session, trainer: Any) -> None:
-        """Check a trainer before it trains, and when the script asks for it.
+        """Check a trainer that is about to train, or that the script asks to check.
 
         Raises:
-            ConfigError: what the run asks for did not reach it.
+            ConfigError: a setting of the feature is not in effect.
         """
 
     def rollouts(self, trainer: Any, session: Session, train_call: int, points: RolloutPoints) -> None:
@@ -106,3 +136,6 @@ class RankFeature:
         Raises:
             ConfigError: the trainer cannot do what the run asks for.
         """
+
+    def call(self, session: Session, points: CallPoints) -> None:
+        """Add to a call that is about to train; its state is not loaded yet."""

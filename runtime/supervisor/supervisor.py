@@ -59,6 +59,7 @@ from grpo_run.runtime.supervisor.points import FeatureFactory
 from grpo_run.runtime.supervisor.setting_aside import set_aside
 from grpo_run.runtime.supervisor.stop import StopRequest
 from grpo_run.runtime.supervisor.stop_means import StopMeans, stop_code
+from grpo_run.watchdog.memory.phase_memory import RankMemory
 from grpo_run.watchdog.observation import Exit, Slot
 from grpo_run.watchdog.stalls.step_clock import UNSEEN_SECONDS
 
@@ -121,7 +122,7 @@ class Supervisor:
         self.backups = CheckpointBackups(*links, warn=lambda text: self.warn(None, text))
         self._drains = self._schedule_drains(staging) if staging is not None else None
         self.lifecycle = Lifecycle(self._state_changed)
-        self.features = [make(run, self.history, self._reporter) for make in features]
+        self.features = [make(config, run, self.history, self._reporter) for make in features]
         self._faults = FaultHandler(
             config, run, lifecycle=self.lifecycle, reporter=self._reporter, history=self.history,
             features=self.features,
@@ -237,6 +238,13 @@ class Supervisor:
             self._live.read_ranks()
         self.backups.make()
 
+    def rank_config(self) -> RunConfig:
+        """Return the configuration that ranks of this attempt get."""
+        config = self.config
+        for feature in self.features:
+            config = feature.rank_config(config)
+        return config
+
     def rank_settings(self, rank: int) -> dict[str, dict[str, Any]]:
         """Return what features have for a rank of this attempt, by their names."""
         found = {one.name: one.rank_settings(rank, self.attempt.files) for one in self.features}
@@ -289,6 +297,8 @@ class Supervisor:
         self._write_commit(slots)
         self._host.poll(self.attempt, self.board, slots, self._polled_at)
         self._live.read_ranks()
+        for feature in self.features:
+            feature.poll()
         if self._drains is not None:
             try:
                 self._drains.poll(ranks_have_loaded=self.attempt.have_loaded(slots))
@@ -393,7 +403,12 @@ class Supervisor:
         retried = self.attempt.retries.warning
         if retried is not None:
             self._reporter.warn_once(retried[0], "retried allocations", retried[1])
-        self._advice.committed(slots, lambda: self.attempt.read_memory(self.board))
+        for feature in self.features:
+            feature.committed(self._read_memory)
+        self._advice.committed(slots, self._read_memory)
+
+    def _read_memory(self) -> dict[int, RankMemory]:
+        return self.attempt.read_memory(self.board)
 
     def _check_for_hangs(self, ranks: RankGroup, slots: dict[int, Slot | None]) -> Directive:
         """No rank has failed: check whether one hangs, or takes too long to stop."""
@@ -449,7 +464,10 @@ class Supervisor:
         )
 
     def _end(self, event: RunEvent, exit_code: int, sentence: str = "") -> Directive:
-        return self._outcome.end(event, exit_code, self.attempt, sentence)
+        directive = self._outcome.end(event, exit_code, self.attempt, sentence)
+        for feature in self.features:
+            feature.end()
+        return directive
 
     def _stop_jointly(self, ranks: RankGroup) -> bool:
         """Let the ranks agree on a step, save and exit, and return whether all of them have.

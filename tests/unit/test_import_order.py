@@ -40,11 +40,15 @@ DECIDERS = {
     "runtime": {"call_names", "errors", "event"},
     "runtime.checkpoints": {"compatibility"},
     "runtime.history": {
-        "events", "history", "progress", "sample_masking", "lifecycle", "memory_findings",
+        "events", "history", "progress", "sample_masking", "lifecycle",
         "no_trainer_script", "recovery", "rewards", "totals", "train_calls", "wall_states",
     },
     "runtime.features.masking": {"selection"},
+    "runtime.features.memory_plan": {"events", "shown"},
+    "runtime.features.memory_trace": {"events"},
+    "runtime.features.phase_growth": {"events", "watch"},
     "runtime.features.quarantine": {"events", "settings", "shown"},
+    "runtime.features.trackers": {"events"},
     "runtime.launch": {"config", "generation_caps", "guard_options", "injections"},
     "runtime.memory": {"facts", "plan"},
     "runtime.rank.memory": {"cleanup_policy"},
@@ -52,7 +56,6 @@ DECIDERS = {
     "runtime.rank.saving": {"cadence"},
     "runtime.snapshots": {"drain_messages"},
     "runtime.supervisor": {"policy", "stop_means"},
-    "runtime.supervisor.memory": {"fallback_steps", "policy"},
     "watchdog.evidence": {"source", "stacks", "timeline"},
 }  # fmt: skip
 """Single modules that decide, in rooms that also act."""

@@ -19,8 +19,9 @@ class CapsPart(RankFeature):
     """The caps of the command line, and those that a script has applied to a trainer."""
 
     name = "caps"
+    preloaded = (f"{__package__}._capping", f"{__package__}._reports")
 
-    def before_script(self, session: Session) -> None:
+    def script_begins(self, session: Session) -> None:
         """Cap the configurations that the script will build, before TRL validates them."""
         caps = session.config.generation
         if OWN.keys() & caps:

@@ -32,7 +32,7 @@ from grpo_run.runtime.features.masking._outputs import check, describe
 from grpo_run.runtime.features.masking._repeated import SampleFault, completion_checksum, read_earlier
 from grpo_run.runtime.features.masking._report import MaskingReporter
 from grpo_run.runtime.features.masking._selection import LEFT_OUT, RETURNED_NAN, Selection, select
-from grpo_run.runtime.rank.memory_plan.settings import record_of
+from grpo_run.runtime.memory.script_settings import record_of
 from grpo_run.runtime.rank.points import RowReasons, failed
 from grpo_run.runtime.rank.rewards.generators import read_generators, write_generators
 from grpo_run.runtime.rank.session import Session

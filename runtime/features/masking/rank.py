@@ -14,6 +14,7 @@ class MaskingPart(RankFeature):
     """Masks samples of trainers that leave out a row of rewards in which every column is NaN."""
 
     name = "masking"
+    preloaded = (f"{__package__}._masking",)
 
     def rollouts(self, trainer: Any, session: Session, train_call: int, points: RolloutPoints) -> None:
         """Choose samples once TRL has computed their rewards, and mask them once it has scored them."""

@@ -17,8 +17,6 @@ from grpo_run.runtime.rank.hooks._tools import mark_tools
 from grpo_run.runtime.rank.points import RolloutPoints
 from grpo_run.runtime.rank.rewards.served import rewards_of
 from grpo_run.runtime.rank.rollouts.counting import counted
-from grpo_run.runtime.rank.rollouts.generate_calls import in_sub_batches
-from grpo_run.runtime.rank.saving import description
 from grpo_run.runtime.rank.step.guard import AttemptState
 from grpo_run.runtime.rank.step.step_vote import StepVote
 from grpo_run.runtime.upstream import trainer_names
@@ -41,11 +39,8 @@ def rollouts_hooked(
     """
     session = guard.session
     slot, fingerprint = session.slot, step_vote.fingerprint
-    sharded = description.layout(trainer) != description.REPLICATED
-    parts = session.settings.memory_plan.generation_sub_batches
     with ExitStack() as hooks:
         hooks.enter_context(rewards_of(session).served(trainer))
-        sub_batches = in_sub_batches(trainer, parts, sharded=sharded, warn=session.warn)
         points = RolloutPoints(hooks=hooks)
         for feature in guard.features:
             feature.rollouts(trainer, session, train_call, points)
@@ -60,11 +55,11 @@ def rollouts_hooked(
                 counted(trainer, slot, points.ends),
                 *points.generation,
             ),
-            trainer_names.SINGLE_TURN: (*points.turns, sub_batches),
+            trainer_names.SINGLE_TURN: points.turns,
             trainer_names.CALCULATE_REWARDS: (*points.rewards, marked(Phase.reward, slot, fingerprint)),
             "evaluate": (marked(Phase.eval, slot, fingerprint),),
         }
-        mark_rewards(trainer, slot, session.step_costs)
+        mark_rewards(trainer, slot, session.reward_seconds)
         hooks.enter_context(wrapped_methods(trainer, around))
         hooks.enter_context(mark_tools(trainer, session))
         yield

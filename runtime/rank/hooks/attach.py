@@ -18,11 +18,7 @@ import wrapt
 from grpo_run.runtime.call_names import LOOP
 from grpo_run.runtime.errors import ConfigError
 from grpo_run.runtime.history.events import ModelSaved
-from grpo_run.runtime.memory.plan import MemoryPlanApplied
 from grpo_run.runtime.rank.hooks._no_trainer import watch_optimizer_steps, watch_state_saving
-from grpo_run.runtime.rank.hooks._trackers import install_trackers
-from grpo_run.runtime.rank.memory_plan import configuration, deepspeed
-from grpo_run.runtime.rank.memory_plan.settings import OriginalSettings
 from grpo_run.runtime.rank.points import RankFeature
 from grpo_run.runtime.rank.session import Session, current
 from grpo_run.runtime.rank.step.guard import AttemptState, guard_of
@@ -50,7 +46,8 @@ def install_guard(session: Session, features: Sequence[RankFeature] = ()) -> Non
     """
     guard = guard_of(session)
     guard.features = tuple(features)
-    install_trackers(session)
+    for feature in guard.features:
+        feature.script_begins(session)
     for module, watch in (
         ("torch.optim.optimizer", watch_optimizer_steps),
         ("accelerate.accelerator", watch_state_saving),
@@ -59,37 +56,6 @@ def install_guard(session: Session, features: Sequence[RankFeature] = ()) -> Non
             functools.partial(watch, session=session, guarded=lambda: guard.running is not None), module
         )
     wrapt.register_post_import_hook(functools.partial(wrap_train, guard=guard), "transformers.trainer")
-    wrapt.register_post_import_hook(functools.partial(_plan_memory, session=session), "transformers.trainer")
-    if session.settings.memory_plan.generation_sub_batches > 1:
-        wrapt.register_post_import_hook(_wrap_generate, "transformers.generation.utils")
-    for feature in features:
-        feature.before_script(session)
-
-
-def _plan_memory(module: Any, session: Session) -> None:
-    """Apply the memory plan to every trainer that the script builds."""
-
-    def report(made: Any, record: OriginalSettings) -> None:
-        if session.is_main:
-            session.journal.write(
-                MemoryPlanApplied(
-                    rank=0,
-                    config=type(made).__name__,
-                    plan=session.settings.memory_plan.text,
-                    per_device_train_batch_size=made.per_device_train_batch_size,
-                    gradient_accumulation_steps=made.gradient_accumulation_steps,
-                    divided_by=record.divided_by,
-                )
-            )
-
-    configuration.install(module.Trainer, module.TrainingArguments, session.settings.memory_plan, report)
-
-
-def _wrap_generate(module: Any) -> None:
-    """Wrap `generate` before a script can keep it in a function of its own."""
-    from grpo_run.runtime.rank.rollouts import generate_calls
-
-    generate_calls.install()
 
 
 def wrap_train(module: Any, guard: AttemptState) -> None:
@@ -115,7 +81,7 @@ def wrap_train(module: Any, guard: AttemptState) -> None:
             )
         if guard.running:
             return run_inner_call(guard, self, original, resume_from_checkpoint, args, kwargs)
-        check_trainer(guard, self)
+        check_trainer(guard.session, self, guard.features)
         guard.running = type(self).__qualname__
         try:
             return run_train_call(guard, self, original, resume_from_checkpoint, args, kwargs)
@@ -152,27 +118,19 @@ def guard(trainer: Any) -> Any:
     """Check a trainer now instead of at its `train()` call; see `grpo_run.trainers.guard`."""
     session = current()
     if session is not None:
-        check_trainer(guard_of(session), trainer)
+        check_trainer(session, trainer, guard_of(session).features)
     return trainer
 
 
-def check_trainer(guard: AttemptState, trainer: Any) -> None:
-    """Check that the trainer can be guarded and that the run's settings reached it, and let an offloaded
-    optimizer stay the same.
+def check_trainer(session: Session, trainer: Any, features: Sequence[RankFeature] = ()) -> None:
+    """Check that the trainer can be guarded and that the run's settings reached it.
 
     Raises:
-        ConfigError: what a feature asks for, the memory plan or the expected parallelism did not take effect,
-            or the trainer lacks a method that the guard wraps.
+        ConfigError: a setting of a feature or the expected parallelism did not take effect, or the trainer
+            lacks a method that the guard wraps.
     """
-    session, features = guard.session, guard.features
     for feature in features:
         feature.check_trainer(session, trainer)
-    if session.settings.memory_plan.optimizer_offload:
-        plugin = getattr(trainer.accelerator.state, "deepspeed_plugin", None)
-        if plugin is not None:
-            deepspeed.keep_optimizer(plugin)
-    if (warning := configuration.check(trainer, session.settings.memory_plan)) is not None:
-        session.warn(warning)
     expected = session.config.expected_distributed_type
     if expected is not None:
         # only runs with such a setting need it, and every rank imports this module

@@ -5,7 +5,7 @@ those that the script passes, and `in_parts` for which block a call is divided; 
 of its own. Only the outermost call in this thread is changed: a model that a tool or a reward uses, or an
 assistant model inside the call, generates as ever. Rows keep their padding, so greedy decoding generates
 the same tokens; parts that sample draw other random numbers than the whole.
-`runtime/rank/hooks/_rollout_hooks.py` puts `in_sub_batches` around each turn, inside what features do there.
+`in_sub_batches` is for the memory plan, and is called around each turn, inside the caps.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pydantic
 import pytest
 
-from grpo_run.runtime.memory.plan import MemoryPlan, expandable_segments, sets_segments
+from grpo_run.runtime.memory.plan import MemoryPlan
 
 
 def test_the_default_changes_nothing() -> None:
@@ -30,15 +30,3 @@ def test_the_text_names_what_is_changed_only() -> None:
 def test_a_plan_that_no_run_can_have_is_refused(field: dict[str, float]) -> None:
     with pytest.raises(pydantic.ValidationError):
         MemoryPlan.model_validate(field)
-
-
-def test_both_variables_turn_segments_on_and_the_users_other_settings_are_kept() -> None:
-    assert expandable_segments({"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:128,"}) == {
-        "PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:128,expandable_segments:True",
-        "PYTORCH_ALLOC_CONF": "expandable_segments:True",
-    }
-
-
-def test_a_setting_of_segments_by_the_user_is_found_under_both_names() -> None:
-    assert sets_segments({"PYTORCH_ALLOC_CONF": "expandable_segments:False"})
-    assert not sets_segments({"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:128"})

@@ -1,4 +1,4 @@
-"""Fixtures: a session with a real board and journal, and the exact state of `train()` calls."""
+"""Fixtures: the user's requests, and the exact state of `train()` calls."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 from support.exact import Begun
-from support.rank_session import make_board, make_reading, make_session, make_slot  # noqa: F401 - fixtures
 
 from grpo_run.runtime.board.board import Board
 from grpo_run.runtime.rank.step.step_vote import UserRequests

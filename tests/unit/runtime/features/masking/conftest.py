@@ -12,7 +12,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from support.rank_session import make_board, make_session, make_slot  # noqa: F401 - fixtures
 from support.tiny_trainers import tiny_trainer
 
 GENERATIONS = 4

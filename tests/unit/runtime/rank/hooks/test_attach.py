@@ -93,7 +93,7 @@ def test_a_call_inside_another_one_is_not_guarded(
 
     monkeypatch.setattr(train_call, "run_train_call", run_guarded)
     monkeypatch.setattr(train_call, "record_model_activity", lambda trainer, session: nullcontext())
-    monkeypatch.setattr(attach, "check_trainer", lambda session, trainer: None)
+    monkeypatch.setattr(attach, "check_trainer", lambda *of_trainer: None)
     calls = [module.Trainer(inner=2).train(), module.Trainer().train()]
     assert calls == ["guarded plain", "guarded plain"]
     assert guarded == ["outer", "outer"]
@@ -120,7 +120,7 @@ def test_wrapping_twice_has_no_effect(module: Any, guard: AttemptState) -> None:
 def test_a_trainer_without_the_wrapped_methods_is_rejected(session: Any) -> None:
     """The error names what is missing."""
     with pytest.raises(ConfigError, match="lacks _save_checkpoint"):
-        check_trainer(AttemptState(session), SimpleNamespace(args=SimpleNamespace()))
+        check_trainer(session, SimpleNamespace(args=SimpleNamespace()))
 
 
 class Needing(RankFeature):
@@ -144,14 +144,12 @@ def test_features_that_a_release_lacks_are_named_in_the_first_attempt(
     monkeypatch.setattr(session, "warn", said.append)
     monkeypatch.setattr(session, "warn_in_journal", lambda text: None)
     monkeypatch.setattr(features, "version", lambda name: "0.28.0")
-    guard = AttemptState(session)
-    guard.features = parts
-    check_trainer(guard, trainer)
+    check_trainer(session, trainer, parts)
     expected = [features.EXACT_ROLLOUT, features.SAMPLE_MASKING]
     expected += [features.CAPS] * len(parts) + [features.TOOLS] * bool(tools)
     assert [text.partition(", which needs ")[0] for text in said] == [f"off: {one.text}" for one in expected]
     assert "_buffered_inputs" in said[0]
     said.clear()
     session.settings = session.settings.model_copy(update={"attempt": 1})
-    check_trainer(guard, trainer)
+    check_trainer(session, trainer, parts)
     assert said == []
