@@ -38,10 +38,11 @@ from grpo_run.dashboards.metrics.address import DEFAULT_ADDRESS, parse_address
 from grpo_run.dashboards.metrics.server import MetricsServer, start
 from grpo_run.runtime.board.stop_requests import StopRequests
 from grpo_run.runtime.errors import EXIT_FINISHED, EXIT_USAGE, ProcessError, UsageError
-from grpo_run.runtime.features import history_parts, modules
+from grpo_run.runtime.features import modules
 from grpo_run.runtime.files import short_path
 from grpo_run.runtime.history.run_directory import RunDirectory
 from grpo_run.runtime.launch.config import Output
+from grpo_run.runtime.launching.reading import history_parts
 from grpo_run.runtime.processes.helpers import Helpers
 from grpo_run.runtime.processes.starting import VARIABLE
 from grpo_run.runtime.registry import announce_target, targets_folder

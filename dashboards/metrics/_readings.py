@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from importlib.metadata import version
 
-from grpo_run.dashboards.metrics.metric import (
+from grpo_run.dashboards.metrics.labels import (
     ACTIONS,
     CAUSES,
     MASKING_REASONS,
@@ -22,52 +22,16 @@ from grpo_run.dashboards.metrics.metric import (
     RUN_STATES,
     UNDECIDED,
     UNKNOWN,
-    Exporter,
-    RunObservation,
-    Sample,
 )
 from grpo_run.runtime.history.recovery import Recovery
 from grpo_run.runtime.history.rewards import OTHER, FailureKind, RewardLatency
 from grpo_run.runtime.history.status import WAITING_STATES
 from grpo_run.runtime.history.totals import CheckpointResult
+from grpo_run.runtime.metrics import Exporter, RunObservation, Sample, run_value
 from grpo_run.watchdog.learning_rules import LearningGuard
-from grpo_run.watchdog.observation import EndReason, Phase, Slot
+from grpo_run.watchdog.observation import EndReason, Phase
 from grpo_run.watchdog.stalls.awaited import AwaitedRank
 from grpo_run.watchdog.stalls.durations import Histogram
-
-
-def run_value(
-    value: Callable[[RunObservation], float | None],
-) -> Callable[[RunObservation], Iterator[Sample]]:
-    """Read one value per run."""
-
-    def read(observation: RunObservation) -> Iterator[Sample]:
-        yield (), value(observation)
-
-    return read
-
-
-def rank_value(
-    value: Callable[[RunObservation, Slot], float],
-) -> Callable[[RunObservation], Iterator[Sample]]:
-    """Read one value per readable rank."""
-
-    def read(observation: RunObservation) -> Iterator[Sample]:
-        for rank, slot in observation.readable():
-            yield (rank,), value(observation, slot)
-
-    return read
-
-
-def rank_total(name: str) -> Callable[[RunObservation], Iterator[Sample]]:
-    """Read what each readable rank has counted, over all attempts."""
-
-    def read(observation: RunObservation) -> Iterator[Sample]:
-        totals = observation.status.history.ranks
-        for rank, slot in observation.readable():
-            yield (rank,), totals.total(slot.rank, slot.attempt, name, slot.value(name))
-
-    return read
 
 
 def exporter_value(value: Callable[[Exporter], float | None]) -> Callable[[Exporter], Iterator[Sample]]:

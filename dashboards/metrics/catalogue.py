@@ -1,11 +1,11 @@
-"""The table of all metrics: name, kind, unit, labels, help text, and how each is read.
+"""The table of the core's metrics: name, kind, unit, labels, help text, and how each is read.
 
-What ranks publish as a number is listed in `watchdog/rank_metrics.py` and only taken over here.
-The collector exports exactly these metrics; the generated dashboard and alert rules may query no others.
-Three rules hold for all of them. Label values come from closed sets or are local ranks (`metric.py`).
-A value that cannot be observed is not exported; `grpo_rank_observable` and `grpo_observation_failed` report
-this condition. Counters start at 0, because Prometheus does not count an increase in a series' first sample.
-Does not read files or clocks.
+Those of features, in their modules `metrics`, follow. What ranks publish as a number is listed in
+`watchdog/rank_metrics.py` and only taken over here. The collector exports exactly these metrics; dashboards
+and alert rules may query no others. Three rules hold for all of them. Label values come from closed sets or
+are local ranks (`labels.py`). A value that cannot be observed is not exported; `grpo_rank_observable` and
+`grpo_observation_failed` report this condition. Counters start at 0, because Prometheus does not count an
+increase in a series' first sample. Does not read files or clocks.
 """
 
 from __future__ import annotations
@@ -36,21 +36,18 @@ from grpo_run.dashboards.metrics._readings import (
     rank_phase,
     rank_phase_age,
     rank_state,
-    rank_total,
-    rank_value,
     restarts,
     reward_failures,
     reward_latency,
     reward_logged,
     run_info,
     run_state,
-    run_value,
     samples_masked,
     script_checkpoint_age,
     snapshot_step,
     wall_seconds,
 )
-from grpo_run.dashboards.metrics.metric import (
+from grpo_run.dashboards.metrics.labels import (
     AWAITED_PHASE,
     AWAITED_RANK,
     CAUSE,
@@ -63,18 +60,24 @@ from grpo_run.dashboards.metrics.metric import (
     MASKING,
     OUTCOME,
     PHASE,
-    RANK,
     RANK_STATE,
     RESTART,
     REWARD_FAILURE,
     REWARD_FUNCTION,
-    RUN_ID,
     RUN_STATE,
     VERSION,
     WALL_STATE,
+)
+from grpo_run.runtime.features import modules
+from grpo_run.runtime.metrics import (
+    RANK,
+    RUN_ID,
     Exporter,
     Metric,
     RunObservation,
+    rank_total,
+    rank_value,
+    run_value,
 )
 from grpo_run.watchdog.rank_metrics import TABLE, RankMetric
 
@@ -391,6 +394,7 @@ RUN_METRICS: tuple[Metric[RunObservation], ...] = (
     *COLLECTIVE_METRICS,
     *MEMORY_METRICS,
     *HOST_MEMORY_METRICS,
+    *(metric for module in modules("metrics") for metric in module.METRICS),
 )  # fmt: skip
 """Metrics read from the run. None of them is exported while the run cannot be observed."""
 

@@ -2,13 +2,15 @@
 
 A folder has only the modules for which the feature has something, each named for where it is used:
 
-    settings.py    what its part in a rank is told
+    settings.py    its options (`SETTINGS`, a frozen dataclass), and what else its parts are told
     events.py      its events in the journal, what is replayed from them, and what is shown of that (`PART`, a
                    `HistoryPart`)
     supervisor.py  what it watches and answers in the supervisor (`PART`, which makes a `SupervisorFeature`)
     rank.py        what it does in a rank, at the points of `runtime/rank/points.py` (`PART`, a `RankFeature`)
     script.py      what a script calls, through a module of the same name in `trainers/`
     shown.py       words that metrics and terminal show: plain data
+    metrics.py     its metrics (`METRICS`), as `runtime/metrics.py` describes them
+    panels.json    its panels, by dashboard and row; `alerts.yml`: its alert rules
 
 The core asks for the parts by these names and never imports a feature, and features do not import each other:
 what two of them need belongs to the core. A feature is removed by deleting its folder and its word in
@@ -22,18 +24,26 @@ import importlib
 import importlib.util
 from types import ModuleType
 
-from grpo_run.runtime.history.history import HistoryPart
+from grpo_run.runtime.features import (
+    caps,
+    kept_completions,
+    masking,
+    memory_plan,
+    memory_trace,
+    phase_growth,
+    quarantine,
+    trackers,
+)
 
-FEATURES = (
-    "caps", "memory_plan", "quarantine", "trackers", "phase_growth", "memory_trace", "kept_completions",
-    "masking",
+FEATURES: tuple[ModuleType, ...] = (
+    caps, memory_plan, quarantine, trackers, phase_growth, memory_trace, kept_completions, masking,
 )  # fmt: skip
-"""The folders of all features, in the order in which they are asked."""
+"""All features, in the order in which they are asked."""
 
 
 def modules(name: str) -> tuple[ModuleType, ...]:
     """Return the modules of one name of the features that have it, in the order of `FEATURES`."""
-    names = [f"{__name__}.{feature}.{name}" for feature in FEATURES]
+    names = [f"{feature.__name__}.{name}" for feature in FEATURES]
     return tuple(
         importlib.import_module(name) for name in names if importlib.util.find_spec(name) is not None
     )
@@ -42,11 +52,6 @@ def modules(name: str) -> tuple[ModuleType, ...]:
 def for_scripts(name: str) -> ModuleType:
     """Return what a feature has for scripts."""
     return importlib.import_module(f"{__name__}.{name}.script")
-
-
-def history_parts() -> tuple[HistoryPart, ...]:
-    """Return what features replay from a journal, before its first event."""
-    return tuple(module.PART() for module in modules("events"))
 
 
 def shown(kind: str) -> dict[str, str]:

@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 from support.runs import SCRIPTS, Run, Runs
 
-from grpo_run.runtime.features import history_parts
-from grpo_run.runtime.history.reader import RunReader
 from grpo_run.runtime.history.run_directory import RunDirectory
+from grpo_run.runtime.launching.reading import run_reader
 
 SCRIPT = "kept_memory.py"
 INIT = "def __init__(self) -> None:"
@@ -79,7 +78,7 @@ def test_what_merely_grows_is_in_the_status_and_not_on_the_terminal(runs: Runs) 
     found = findings(run, *GROWING, steps=LONG)
     find_all(found, GROWING)
     assert "memory: " not in run.output.read_text()
-    listed = RunReader(RunDirectory(path=run.directory), parts=history_parts).history().notes()
+    listed = run_reader(RunDirectory(path=run.directory)).history().notes()
     assert sorted(listed) == sorted(f"memory: {finding['sentence']}" for finding in found)
 
 
@@ -101,7 +100,7 @@ def test_a_leak_of_one_rank_is_named_with_it_and_said_once_in_a_run(runs: Runs) 
         check(one, "graph")
     assert run.output.read_text().count("memory: ") == 1
     assert f"memory: rank 1: {found[0]['sentence']}" in run.output.read_text()
-    (listed,) = RunReader(RunDirectory(path=run.directory), parts=history_parts).history().notes()
+    (listed,) = run_reader(RunDirectory(path=run.directory)).history().notes()
     assert listed == f"memory: rank 1: {found[0]['sentence']} (found in 2 attempts)"
 
 

@@ -24,7 +24,7 @@ INDEPENDENT = {"watchdog.deadlocks", "watchdog.stalls", "watchdog.waits", "watch
 """Rooms that do not import one another: each proves or collects by itself."""
 MAINS = {name for name in FILES if name.endswith(".__main__")}
 PUBLIC_BY_PURPOSE = {name for name in FILES if name.startswith("trainers.recipes.")} | {
-    "dashboards.metrics.catalogue", "dashboards.metrics.metric",
+    "dashboards.metrics.catalogue", "dashboards.metrics.labels",
 }  # fmt: skip
 """Recipes are read and copied, whoever imports them; queries of users rest on the catalogue."""
 PURE_ROOMS: dict[str, set[str]] = {
@@ -49,7 +49,9 @@ DECIDERS = {
     "runtime.features.phase_growth": {"events", "watch"},
     "runtime.features.quarantine": {"events", "settings", "shown"},
     "runtime.features.trackers": {"events"},
-    "runtime.launch": {"config", "generation_caps", "guard_options", "injections"},
+    "runtime.launch": {
+        "config", "generation_caps", "guard_options", "injections", "memory_plan_option", "option",
+    },
     "runtime.memory": {"facts", "plan"},
     "runtime.rank.memory": {"cleanup_policy"},
     "runtime.rank.rewards": {"deadlines"},
@@ -201,7 +203,7 @@ def test_what_the_processes_share_imports_neither_and_they_never_import_each_oth
     assert wrong == set()
 
 
-PARTS = ("events", "rank", "script", "settings", "shown", "supervisor")
+PARTS = ("events", "metrics", "rank", "script", "settings", "shown", "supervisor")
 """Modules of features, by whose names the core asks for them."""
 
 

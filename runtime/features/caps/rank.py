@@ -8,7 +8,7 @@ from typing import Any
 import wrapt
 
 from grpo_run.runtime.event import Event
-from grpo_run.runtime.features.caps.settings import check, install, settings_of
+from grpo_run.runtime.features.caps.settings import CapsSettings, check, install, settings_of
 from grpo_run.runtime.launch.generation_caps import OWN
 from grpo_run.runtime.rank.points import RankFeature, RolloutPoints
 from grpo_run.runtime.rank.session import Session
@@ -62,7 +62,7 @@ class CapsPart(RankFeature):
             points.turns.append(capping.cap_turn)
             points.ends = capping.end_reasons
             points.leaving.append(
-                functools.partial(capping.rows_left_out, session.config.masking.masked_ends)
+                functools.partial(capping.rows_left_out, session.config.of(CapsSettings).masked_ends)
             )
             points.hooks.enter_context(capping.prepared())
 

@@ -11,12 +11,15 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from grpo_run.runtime.errors import ConfigError
 from grpo_run.runtime.event import Event
 from grpo_run.runtime.launch.generation_caps import FIELDS, MIN_WINDOW, OWN
+from grpo_run.runtime.launch.option import OptionGroup, option
 
+ENDS = ("length", "repetition", "deadline")
+"""How a cap ends a completion."""
 APPLIED = "_grpo_run_caps"
 """Attribute of a trainer: the `CapSettings` that its script has applied."""
 
@@ -62,6 +65,34 @@ def settings_of(trainer: Any, caps: Mapping[str, int | float]) -> CapSettings:
         max_time=caps.get("max_time", applied.max_time),
         counting=bool(caps or applied),
     )
+
+
+def _ends(text: str) -> tuple[str, ...]:
+    return () if text == "none" else tuple(word.strip() for word in text.split(","))
+
+
+@dataclass(frozen=True, kw_only=True)
+class CapsSettings:
+    """Which completions that a cap has ended leave baseline and loss.
+
+    Raises:
+        ConfigError: a cap does not end completions so.
+    """
+
+    NAME: ClassVar[str] = "caps"
+    masked_ends: tuple[str, ...] = option(
+        ("repetition", "deadline"), "--mask-capped", group=OptionGroup.training, metavar="ENDS|none",
+        read=_ends, changes_training=True,
+        help=f"completions to leave out of baseline and loss, by how a cap has ended them: {', '.join(ENDS)}",
+    )  # fmt: skip
+
+    def __post_init__(self) -> None:
+        unknown = [end for end in self.masked_ends if end not in ENDS]
+        if unknown:
+            raise ConfigError(f"--mask-capped {','.join(unknown)}: give none, or some of {', '.join(ENDS)}")
+
+
+SETTINGS = CapsSettings
 
 
 class GenerationCapped(Event, kw_only=True):

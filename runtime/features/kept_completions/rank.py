@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from grpo_run.runtime.features.kept_completions.settings import KeptCompletionsSettings
 from grpo_run.runtime.history.run_directory import RunDirectory
 from grpo_run.runtime.rank.points import RankFeature, RolloutPoints
 from grpo_run.runtime.rank.session import Session
@@ -111,11 +112,11 @@ def _append(file: Path, data: bytes) -> None:
 class KeptCompletionsPart(RankFeature):
     """Kept completions at the points of a rank."""
 
-    name = "kept_completions"
+    name = KeptCompletionsSettings.NAME
 
     def rollouts(self, trainer: Any, session: Session, train_call: int, points: RolloutPoints) -> None:
         """Keep completions of the trainer, if the run keeps some."""
-        if groups := session.config.log_completions:
+        if groups := session.config.of(KeptCompletionsSettings).groups:
             points.rewards.append(KeptCompletions(trainer, session, train_call, groups).keep)
 
 

@@ -32,6 +32,7 @@ from grpo_run.runtime.features.masking._outputs import check, describe
 from grpo_run.runtime.features.masking._repeated import SampleFault, completion_checksum, read_earlier
 from grpo_run.runtime.features.masking._report import MaskingReporter
 from grpo_run.runtime.features.masking._selection import LEFT_OUT, RETURNED_NAN, Selection, select
+from grpo_run.runtime.features.masking.settings import MaskingSettings
 from grpo_run.runtime.memory.script_settings import record_of
 from grpo_run.runtime.rank.points import RowReasons, failed
 from grpo_run.runtime.rank.rewards.generators import read_generators, write_generators
@@ -197,7 +198,7 @@ class SampleMasking:
 
     def __init__(self, trainer: Any, session: Session, train_call: int, leaving: RowReasons) -> None:
         self._trainer, self._session = trainer, session
-        self._repeat_above = session.config.masking.repeat_rewards_above
+        self._repeat_above = session.config.of(MaskingSettings).repeat_rewards_above
         self._leaving = leaving
         self._left: Sequence[str] = ()
         """Why rows of this rank's last rollout were left out by others."""

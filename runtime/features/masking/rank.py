@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from grpo_run.runtime.features.masking.settings import MaskingSettings
 from grpo_run.runtime.rank.points import RankFeature, RolloutPoints
 from grpo_run.runtime.rank.session import Session
 from grpo_run.runtime.upstream.features import SAMPLE_MASKING, is_available
@@ -13,7 +14,7 @@ from grpo_run.runtime.upstream.rollout_names import generates_rollouts
 class MaskingPart(RankFeature):
     """Masks samples of trainers that leave out a row of rewards in which every column is NaN."""
 
-    name = "masking"
+    name = MaskingSettings.NAME
     preloaded = (f"{__package__}._masking",)
 
     def rollouts(self, trainer: Any, session: Session, train_call: int, points: RolloutPoints) -> None:

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from grpo_run.runtime.event import Event, as_record
-from grpo_run.runtime.features import history_parts
 from grpo_run.runtime.history.history import History
 from grpo_run.runtime.history.journal import JournalReader
+from grpo_run.runtime.launching.reading import history_parts
 
 HERE = Path(__file__).parent
 FEATURES = {
@@ -49,7 +49,7 @@ def plain(value: Any) -> Any:
 def test_a_journal_of_version_0_1_0_has_the_same_history() -> None:
     """A run that is resumed after an update continues."""
     known = json.loads((HERE / "journal_0_1_0.history.json").read_text())
-    history = History(parts=history_parts())
+    history = History(parts=tuple(history_parts()))
     for event in JournalReader(HERE / "journal_0_1_0.jsonl", history.decoder).new():
         history.apply(event)
     read = plain(history)

@@ -9,7 +9,7 @@ from typing import Any
 from grpo_run.runtime.features.caps._reports import RolloutReports
 from grpo_run.runtime.features.caps._rollout import CappedRollout, Cut, DeadlineDecision
 from grpo_run.runtime.features.caps.rank import PART
-from grpo_run.runtime.features.caps.settings import CapSettings
+from grpo_run.runtime.features.caps.settings import ENDS, CapSettings
 from grpo_run.runtime.rank.points import RolloutPoints
 from grpo_run.watchdog.observation import EndReason
 
@@ -69,3 +69,8 @@ def test_a_rollout_that_is_generated_again_gets_its_decision(session: Any) -> No
     assert decisions() == expected
     session.world_size = 7
     assert decisions() == [None] * 4
+
+
+def test_the_ends_of_caps_can_leave_the_loss() -> None:
+    """The option takes every end of a cap, by the word that the journal has for it."""
+    assert sorted(end.value for end in EndReason if end is not EndReason.eos) == sorted(ENDS)

@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from grpo_run.runtime.features.kept_completions import rank as room
+from grpo_run.runtime.features.kept_completions.settings import KeptCompletionsSettings
 from grpo_run.runtime.rank.points import RolloutPoints
 
 Events = Callable[[], list[dict[str, Any]]]
@@ -36,7 +37,9 @@ def session_of(tmp_path: Path, rank: int = 0, groups: int = 9) -> Any:
     warned: list[str] = []
     return SimpleNamespace(
         rank=rank,
-        config=SimpleNamespace(run_directory=tmp_path, log_completions=groups),
+        config=SimpleNamespace(
+            run_directory=tmp_path, of=lambda settings: KeptCompletionsSettings(groups=groups)
+        ),
         settings=SimpleNamespace(attempt=1),
         warn_in_journal=warned.append,
         warned=warned,

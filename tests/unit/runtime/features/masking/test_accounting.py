@@ -21,9 +21,7 @@ from grpo_run.runtime.features.masking.rank import PART
 from grpo_run.runtime.history.history import History
 from grpo_run.runtime.history.reader import read_journal
 from grpo_run.runtime.history.sample_masking import MaskingReason
-from grpo_run.runtime.launch.config import CAPPED_ENDS, MaskingSettings
 from grpo_run.runtime.rank.points import failed
-from grpo_run.watchdog.observation import EndReason
 
 Score = Callable[..., Any]
 
@@ -155,7 +153,7 @@ def test_ten_rollouts_in_a_row_without_one_valid_reward_end_the_run(
     either: Any, session: Any, broken: Any, returned: str, valid_before: int
 ) -> None:
     """Wherever in the run; the function and what it returned are named at the first, and in the error."""
-    session.config = replace(session.config, masking=MaskingSettings(repeat_rewards_above=1))
+    session.config = replace(session.config, features={"masking": {"repeat_rewards_above": 1}})
     answers = [REWARDS] * valid_before + [broken] * ROLLOUTS_WITHOUT_REWARD
     masking = attached(either, session, lambda **_: answers.pop(0))
     said = f"in step 1 reward function broken returned {returned}"
@@ -174,7 +172,7 @@ def test_ten_rollouts_in_a_row_without_one_valid_reward_end_the_run(
 
 def test_a_valid_reward_begins_the_count_anew(either: Any, session: Any) -> None:
     """Nine and nine end nothing, and neither do rewards that are all 0."""
-    session.config = replace(session.config, masking=MaskingSettings(repeat_rewards_above=1))
+    session.config = replace(session.config, features={"masking": {"repeat_rewards_above": 1}})
     almost = [[None] * 8] * (ROLLOUTS_WITHOUT_REWARD - 1)
     answers = [*almost, [None] * 7 + [0.0], *almost, *[[0.0] * 8] * (2 * ROLLOUTS_WITHOUT_REWARD)]
     masking = attached(either, session, lambda **_: answers.pop(0))
@@ -211,7 +209,7 @@ def test_an_evaluation_with_one_completion_loses_only_what_failed(
 
 def test_many_rollouts_without_samples_are_a_warning(either: Any, session: Any) -> None:
     """One for each series of them."""
-    session.config = replace(session.config, masking=MaskingSettings(repeat_rewards_above=1))
+    session.config = replace(session.config, features={"masking": {"repeat_rewards_above": 1}})
     empty: list[Any] = [[NAN] * 8]
     answers = [*empty * (EMPTY_ROLLOUTS + 1), REWARDS, *empty * (EMPTY_ROLLOUTS - 1)]
     masking = attached(either, session, lambda **_: answers.pop(0))
@@ -249,14 +247,6 @@ def test_other_trainers_are_left_alone(session: Any) -> None:
     with with_feature(PART, trainer, session):
         assert trainer._generate_and_score_completions() == "mine"
         assert vars(trainer) == {}
-
-
-def test_the_ends_of_caps_are_the_reasons_of_exclusions() -> None:
-    """Both are one word, and every end of a cap can be masked."""
-    capped = [end.value for end in EndReason if end is not EndReason.eos]
-    assert sorted(capped) == sorted(CAPPED_ENDS)
-    assert [MaskingReason(end).value for end in EndReason if end is not EndReason.eos] == capped
-    assert set(MaskingSettings().masked_ends) <= set(CAPPED_ENDS)
 
 
 @pytest.mark.parametrize("improves", [True, False])
