@@ -1,7 +1,7 @@
 """What starts the ranks: torch elastic's rendezvous and our agent, and the environment of each rank.
 
 `build_agent` takes torchrun's options. `rank_environment` holds the settings that the bootstrap reads and
-what torch reads; the supervisor calls it, through `supervise.py`, for each rank of each attempt.
+what torch reads; the agent calls it for each rank of each attempt, once the supervisor has prepared that.
 `own_processes` sets the token that processes inherit, and the process that adopts orphans; it is called
 before anything else is started, so that whatever the run starts is marked. Terminates nothing.
 """
@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import time
 import uuid
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from grpo_run.cli.launching.command import LaunchCommand, node_range
@@ -42,10 +43,15 @@ MASTER_PORT = 29500
 """torchrun's default."""
 
 
-def build_agent(launch: LaunchCommand, supervisor: Supervisor, helpers: Helpers) -> Agent:
+def build_agent(
+    launch: LaunchCommand, supervisor: Supervisor, helpers: Helpers, marks: Mapping[str, str]
+) -> Agent:
     """Return an agent that starts ranks as torchrun would, controlled by the supervisor.
 
     A run on one node without an explicit rendezvous gets a rendezvous of its own on a free port.
+
+    Args:
+        marks: see `own_processes`.
 
     Raises:
         UsageError: torch elastic refuses its options.
@@ -94,6 +100,7 @@ def build_agent(launch: LaunchCommand, supervisor: Supervisor, helpers: Helpers)
         controller=supervisor,
         entry=ENTRY,
         environment={**config.environment, VARIABLE: options.signals_to_handle},
+        variables=lambda rank, world_size: {**marks, **rank_environment(supervisor, rank, world_size)},
         preloaded=lambda: are_forked(supervisor),
         elastic=elastic.max_nodes > 1,
         helpers=helpers,

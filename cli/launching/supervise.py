@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from grpo_run.cli.launching._log_files import LogFiles
-from grpo_run.cli.launching._ranks import build_agent, own_processes, rank_environment
+from grpo_run.cli.launching._ranks import build_agent, own_processes
 from grpo_run.cli.launching.command import LaunchCommand
 from grpo_run.cli.launching.identity import ChangedFiles
 from grpo_run.cli.launching.notifications import Notifier
@@ -81,9 +81,9 @@ def announce(
             terminal.notify(f"port {asked} is taken: the metrics are on the next free one, {port}")
         if server.open_to_network:
             terminal.notify("warning: the metrics can be read from the network, without authentication")
-        announced = (directory.path, targets_folder())
-        if not announce_target(*announced, target=server.target, run_id=launch.config.run_id):
-            terminal.notify(f"Prometheus has to be told the address: {announced[1]} cannot be written")
+        targets = targets_folder()
+        if not announce_target(directory.path, targets, target=server.target, run_id=launch.config.run_id):
+            terminal.notify(f"Prometheus has to be told the address: {targets} cannot be written")
     if launch.config.output is Output.lines and not launch.config.shown_ranks:
         logs = short_path(directory.path / "attempts")
         terminal.notify(f"what the ranks print is in {logs}; --show-ranks all shows it here")
@@ -140,13 +140,9 @@ def _supervise(
     from grpo_run.dashboards.terminal.terminal import Terminal
     from grpo_run.runtime.processes.output import OutputFollower
 
-    supervisor: Supervisor | None = None
     notifier = Notifier(launch.notify, launch.heartbeat_url, config.run_id)
     terminal = Terminal(
-        shown_ranks=config.shown_ranks,
-        passed_on=_passed_on(config.output),
-        status=lambda: supervisor.status(complete=False) if supervisor is not None else None,
-        tell=notifier.tell,
+        shown_ranks=config.shown_ranks, passed_on=_passed_on(config.output), tell=notifier.tell
     )
     output = OutputFollower(terminal)
 
@@ -166,7 +162,6 @@ def _supervise(
         config,
         directory,
         local_world_size=int(launch.elastic.nproc_per_node),
-        rank_environment=lambda *of_rank: {**marks, **rank_environment(*of_rank)},
         notify=terminal.notify,
         observe_exit=remaining.observe,
         follow_output=begin_attempt,
@@ -188,10 +183,10 @@ def _supervise(
         report=supervisor.report_terminated,
         interrupted=lambda: supervisor.stop.noted,
     )
-    agent = build_agent(launch, supervisor, helpers)
+    agent = build_agent(launch, supervisor, helpers, marks)
     server = announce(launch, directory, supervisor, terminal, listener)
     stops = StopRequests(lambda: supervisor.board, stop_by_signal)
-    terminal.start()
+    terminal.start(functools.partial(supervisor.status, complete=False))
     notifier.start(supervisor.history, terminal.notify)
     output.start()
     # what is imported stays: a full collection would visit it all, which takes 0.1 s of a core that ranks

@@ -7,7 +7,7 @@ script has set, whatever plan is in effect. `files.py` reads and writes the file
 `split_refusals` says why smaller micro-batches would not give the same update. The sums of gradients are
 equal up to rounding if each micro-batch of a step has the same weight, or if the loss is divided by a
 number of the whole step. A split is refused where that does not hold;
-`tests/fault/test_memory_plans.py` trains each loss both ways. Plain data and pure functions. Reads TRL
+a test trains each loss both ways. Plain data and pure functions. Reads TRL
 1.16.
 """
 
@@ -19,10 +19,8 @@ from typing import Literal
 
 import pydantic
 
-from grpo_run.runtime.memory.plan import MemoryPlan
+from grpo_run.runtime.upstream.trainer_kinds import TrainerKind
 
-TrainerKind = Literal["grpo", "rloo", "sft", "transformers", "other"]
-"""Whose loss it is: that of a trainer of TRL, of `transformers.Trainer`, or another."""
 Generator = Literal["", "transformers", "continuous_batching", "vllm_colocate", "vllm_server", "script"]
 """What generates; empty if nothing does, `script` for a rollout function of the script's own."""
 
@@ -84,13 +82,11 @@ class MemoryFacts(pydantic.BaseModel):
     """Whether the script already keeps the optimizer's state in host memory."""
     deepspeed: bool = False
 
-    def divisor(self, plan: MemoryPlan) -> int:
-        """Return by what a plan divides the micro-batch: as much of its divisor as divides the size."""
-        return math.gcd(self.per_device_train_batch_size, plan.micro_batch_divisor)
-
-    def micro_batch(self, plan: MemoryPlan) -> int:
-        """Return the rows of a micro-batch on one rank with a plan."""
-        return self.per_device_train_batch_size // self.divisor(plan)
+    def divisor(self, most: int) -> int:
+        """Return by what a micro-batch is divided that is to be divided by `most`: as much of it as divides
+        the size.
+        """
+        return math.gcd(self.per_device_train_batch_size, most)
 
     @property
     def has_ragged_batch(self) -> bool:

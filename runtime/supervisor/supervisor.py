@@ -10,6 +10,7 @@ itself ends in a joint stop of the ranks and a report (`outcome.py`). Does not s
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -27,7 +28,6 @@ from grpo_run.runtime.history.events import (
     RunStarted,
     StateChanged,
     StopRequested,
-    WarningGiven,
 )
 from grpo_run.runtime.history.history import HistoryPart
 from grpo_run.runtime.history.lifecycle import Lifecycle, RunEvent, RunState
@@ -38,7 +38,7 @@ from grpo_run.runtime.launch.config import RunConfig
 from grpo_run.runtime.memory.files import read_facts
 from grpo_run.runtime.processes import forkserver
 from grpo_run.runtime.processes.agent import Directive
-from grpo_run.runtime.processes.ranks import RankGroup, RankSpec
+from grpo_run.runtime.processes.ranks import RankGroup
 from grpo_run.runtime.processes.termination import TerminatedProcess
 from grpo_run.runtime.snapshots.area import StagingArea
 from grpo_run.runtime.snapshots.drain_scheduler import DrainScheduler
@@ -74,10 +74,8 @@ class Supervisor:
     Every method is called in the main thread, except `status` (any thread) and `stop.note` (signal handlers).
 
     Args:
-        config: of the run.
         run: its directory, created and locked.
         local_world_size: number of ranks on this node.
-        rank_environment: returns our variables for a rank, from (supervisor, rank, world size).
         notify: shows a one-line message to the user.
         observe_exit: reads the processes that remain after the last line of every script.
         follow_output: receives the files that the ranks print to, by rank and descriptor, when an attempt
@@ -94,7 +92,6 @@ class Supervisor:
         run: RunDirectory,
         *,
         local_world_size: int,
-        rank_environment: Callable[[Supervisor, int, int], dict[str, str]],
         notify: Callable[[str], None],
         observe_exit: Observe,
         follow_output: Callable[[dict[tuple[int, int], Path]], None] = lambda files: None,
@@ -105,11 +102,8 @@ class Supervisor:
     ) -> None:
         self.config = config
         self.run = run
-        self._rank_environment = rank_environment
         self._follow_output = follow_output
-        self._live = LiveHistory(
-            run.journal, config.run_id, on_rank_event=self._on_rank_event, log=log, parts=parts
-        )
+        self._live = LiveHistory(run.journal, config.run_id, log=log, parts=parts)
         self.history = self._live.history
         self.run_started_at = self.history.wall.first or time.time()
         self._reporter = Reporter(self._live, str(run.path), notify)
@@ -118,8 +112,9 @@ class Supervisor:
         self.board = Board.create(run.board, local_world_size)
         self.detector = HangDetector(self.board, config.deadlines, observe_exit=observe_exit)
         self.warn = self._reporter.warn
-        links = (run.checkpoint_backups, config.run_id, self.history.calls)
-        self.backups = CheckpointBackups(*links, warn=lambda text: self.warn(None, text))
+        self.backups = CheckpointBackups(
+            run.checkpoint_backups, config.run_id, self.history.calls, warn=functools.partial(self.warn, None)
+        )
         self._drains = self._schedule_drains(staging) if staging is not None else None
         self.lifecycle = Lifecycle(self._state_changed)
         self.features = [make(config, run, self.history, self._reporter) for make in features]
@@ -132,7 +127,7 @@ class Supervisor:
         )
         self.stop = StopRequest(config.timeouts, self.history)
         self._host = HostWatch(run, config, self._drains, self._reporter, self.history, self.stop)
-        self._advice = Advice(lambda: read_facts(run.path), lambda text: self.warn(None, text))
+        self._advice = Advice(functools.partial(read_facts, run.path), functools.partial(self.warn, None))
         self._no_trainer = NoTrainerWatch(config.injections, self.lifecycle, self._reporter, self.history)
         self._outcome = RunOutcome(
             config, run.incidents, live=self._live, reporter=self._reporter, lifecycle=self.lifecycle,
@@ -180,13 +175,13 @@ class Supervisor:
                 " command again"
             )
 
-    def attempt_starting(self, workers: Sequence[Any], group_rank: int) -> Mapping[int, RankSpec]:
-        """Number the attempt, prepare its files and an empty board; return what each rank is started with.
+    def attempt_starting(self, workers: Sequence[Any], group_rank: int) -> Mapping[tuple[int, int], Path]:
+        """Number the attempt, prepare its files and an empty board; return the files that ranks print to.
 
         A stop request ends the wait before a start by an exception.
         """
         time.sleep(max(0.0, self._start_not_before - time.monotonic()))
-        forkserver.await_server(lambda text: self.warn(None, text))
+        forkserver.await_server(functools.partial(self.warn, None))
         self._settle_resumption()
         self._faults.begin_attempt()
         self._reporter.begin_attempt()
@@ -211,15 +206,7 @@ class Supervisor:
         self._reporter.write(AttemptStarted(world_size=attempt.world_size, node=group_rank))
         files = attempt.outputs(self.config.output)
         self._follow_output(files)
-        return {
-            rank: RankSpec(
-                rank=rank,
-                environment=self._rank_environment(self, rank, attempt.world_size),
-                log=files[rank, 1],
-                errors=files.get((rank, 2)),
-            )
-            for rank in attempt.local_rank_of
-        }
+        return files
 
     def _count_ranks(self, board: Board) -> None:
         """Keep what the ranks of an ended attempt have counted, before their board is cleared."""
@@ -283,7 +270,7 @@ class Supervisor:
         """How soon `poll` should be called again, so that a hang is proved in time; infinite for no certain
         time.
         """
-        return max(LEAST_POLL_SECONDS, self._hangs.due_at - time.monotonic())
+        return max(LEAST_POLL_SECONDS, self.detector.due_at - time.monotonic())
 
     def _poll(self, ranks: RankGroup, exits: Sequence[Exit]) -> Directive:
         self._previous_poll_at, self._polled_at = self._polled_at, time.monotonic()
@@ -390,7 +377,7 @@ class Supervisor:
             awaited=self.detector.awaited, blind=dict(self.detector.blind),
             journal_lost=self._live.journal.lost,
             host_memory=self._host.latest, complete=complete,
-            collectives=self.detector.collective_progress.latest() if complete else {},
+            collectives=self.detector.collective_progress() if complete else {},
         )  # fmt: skip
 
     def _write_commit(self, slots: dict[int, Slot | None]) -> None:
@@ -489,18 +476,14 @@ class Supervisor:
         return not ranks.alive
 
     def _schedule_drains(self, staging: StagingArea) -> DrainScheduler:
-        return DrainScheduler(
+        drains = DrainScheduler(
             staging,
             write=self._reporter.write,
-            warn=lambda text: self._reporter.warn(None, text),
+            warn=functools.partial(self.warn, None),
             preloaded=self.config.preload,
         )
+        self._live.follow(CheckpointPublished, drains.note_published)
+        return drains
 
     def _state_changed(self, old: RunState, event: RunEvent, new: RunState) -> None:
         self._reporter.write(StateChanged(before=str(old), state=str(new), because=event.value))
-
-    def _on_rank_event(self, event: Event) -> None:
-        if isinstance(event, WarningGiven) and event.shown:
-            self._reporter.notify(event.text)
-        if self._drains is not None and isinstance(event, CheckpointPublished):
-            self._drains.note_published(event)

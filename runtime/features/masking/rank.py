@@ -8,7 +8,7 @@ from grpo_run.runtime.features.masking.settings import MaskingSettings
 from grpo_run.runtime.rank.points import RankFeature, RolloutPoints
 from grpo_run.runtime.rank.session import Session
 from grpo_run.runtime.upstream.features import SAMPLE_MASKING, is_available
-from grpo_run.runtime.upstream.rollout_names import generates_rollouts
+from grpo_run.runtime.upstream.trainer_kinds import generates_rollouts
 
 
 class MaskingPart(RankFeature):

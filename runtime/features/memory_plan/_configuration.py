@@ -19,8 +19,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from grpo_run.runtime.errors import ConfigError
+from grpo_run.runtime.features.memory_plan._plan import MemoryPlan
 from grpo_run.runtime.features.memory_plan._remedies import NO_EFFECT, Build, differing
-from grpo_run.runtime.memory.plan import MemoryPlan
 from grpo_run.runtime.memory.script_settings import (
     ATTRIBUTE,
     OriginalSettings,

@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from grpo_run.runtime.features.memory_plan._plan import MemoryPlan
 from grpo_run.runtime.features.memory_plan._remedies import (
     COMPLETIONS,
     GENERATION_PARTS,
@@ -29,7 +30,6 @@ from grpo_run.runtime.features.memory_plan.shown import ACTION
 from grpo_run.runtime.history.history import History
 from grpo_run.runtime.history.recovery import Action, Decision, Recovery
 from grpo_run.runtime.memory.facts import MemoryFacts
-from grpo_run.runtime.memory.plan import MemoryPlan
 from grpo_run.watchdog.causes import Cause
 from grpo_run.watchdog.memory.shortage import OUTSIDE, MemoryPhase
 

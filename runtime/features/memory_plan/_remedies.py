@@ -19,9 +19,9 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from grpo_run.runtime.errors import ConfigError
+from grpo_run.runtime.features.memory_plan._plan import MemoryPlan
 from grpo_run.runtime.memory.deepspeed import follow_sizes
 from grpo_run.runtime.memory.facts import MemoryFacts, split_differences, split_refusals
-from grpo_run.runtime.memory.plan import MemoryPlan
 from grpo_run.runtime.memory.script_settings import (
     CHECKPOINTING,
     OriginalSettings,
@@ -201,9 +201,9 @@ class MicroBatch(Remedy):
 
     def said(self, before: MemoryPlan, after: MemoryPlan, facts: MemoryFacts) -> str:
         """Both settings."""
-        plans = (before, after)
-        rows = [facts.micro_batch(plan) for plan in plans]
-        steps = [facts.gradient_accumulation_steps * facts.divisor(plan) for plan in plans]
+        divisors = [facts.divisor(plan.micro_batch_divisor) for plan in (before, after)]
+        rows = [facts.per_device_train_batch_size // divisor for divisor in divisors]
+        steps = [facts.gradient_accumulation_steps * divisor for divisor in divisors]
         return (
             f"{_changed('per_device_train_batch_size', *rows)},"
             f" {_changed('gradient_accumulation_steps', *steps)}"

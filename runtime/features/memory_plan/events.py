@@ -12,11 +12,8 @@ from typing import Any, ClassVar
 import msgspec
 
 from grpo_run.runtime.event import Event
+from grpo_run.runtime.features.memory_plan._plan import MemoryPlan
 from grpo_run.runtime.history.history import HistoryPart
-from grpo_run.runtime.memory.plan import MemoryPlan
-
-NAME = "memory_plan"
-"""Under which the plan is in `RankSettings.features`."""
 
 
 class PlanChanged(Event, kw_only=True):

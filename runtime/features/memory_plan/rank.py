@@ -7,22 +7,24 @@ from typing import Any
 import wrapt
 
 from grpo_run.runtime.features.memory_plan import _configuration as configuration
-from grpo_run.runtime.features.memory_plan.events import NAME, MemoryPlanApplied
-from grpo_run.runtime.memory.plan import MemoryPlan
+from grpo_run.runtime.features.memory_plan._plan import MemoryPlan
+from grpo_run.runtime.features.memory_plan.events import MemoryPlanApplied
+from grpo_run.runtime.features.memory_plan.settings import MemoryPlanSettings
 from grpo_run.runtime.memory.script_settings import OriginalSettings
 from grpo_run.runtime.rank.points import RankFeature, RolloutPoints
 from grpo_run.runtime.rank.session import Session
+from grpo_run.runtime.rank.trainer_facts import TrainerFacts
 
 
 class MemoryPlanPart(RankFeature):
     """The memory plan of this rank."""
 
-    name = NAME
+    name = MemoryPlanSettings.NAME
     _plan = MemoryPlan()
 
     def script_begins(self, session: Session) -> None:
         """Apply the plan to every trainer that the script builds, and let calls of generation be divided."""
-        plan = self._plan = MemoryPlan.model_validate(session.settings.features.get(NAME) or {})
+        plan = self._plan = MemoryPlan.model_validate(session.settings.features.get(self.name) or {})
 
         def report(made: Any, record: OriginalSettings) -> None:
             if session.is_main:
@@ -55,9 +57,8 @@ class MemoryPlanPart(RankFeature):
         if parts > 1:
             # imports torch, which only the script may import first
             from grpo_run.runtime.rank.rollouts.generate_calls import in_sub_batches
-            from grpo_run.runtime.rank.saving import description
 
-            sharded = description.layout(trainer) != description.REPLICATED
+            sharded = TrainerFacts.of(trainer, session.world_size).is_sharded
             divide = in_sub_batches(trainer, parts, sharded=sharded, warn=session.warn)
             points.turns += [divide] if divide is not None else []
 

@@ -19,9 +19,11 @@ from grpo_run.runtime.features.memory_plan._decision import (
     decide_generation_stall,
     decide_out_of_memory,
 )
+from grpo_run.runtime.features.memory_plan._plan import MemoryPlan
 from grpo_run.runtime.features.memory_plan._remedies import SEGMENTS, Situation, differing
 from grpo_run.runtime.features.memory_plan._returned import ReturnedMemory, visible_gpus
-from grpo_run.runtime.features.memory_plan.events import NAME, MemoryPlanGiven, PlanChanged, PlanRecord
+from grpo_run.runtime.features.memory_plan.events import MemoryPlanGiven, PlanChanged, PlanRecord
+from grpo_run.runtime.features.memory_plan.settings import MemoryPlanSettings
 from grpo_run.runtime.history.attempt_files import AttemptFiles
 from grpo_run.runtime.history.history import History
 from grpo_run.runtime.history.reporter import Reporter
@@ -29,7 +31,6 @@ from grpo_run.runtime.history.run_directory import RunDirectory
 from grpo_run.runtime.launch.config import RunConfig
 from grpo_run.runtime.memory.facts import MemoryFacts
 from grpo_run.runtime.memory.files import read_facts
-from grpo_run.runtime.memory.plan import MemoryPlan
 from grpo_run.runtime.supervisor.points import Answer, Fault, SupervisorFeature
 from grpo_run.runtime.supervisor.policy import start_of
 from grpo_run.watchdog.causes import Cause
@@ -47,11 +48,12 @@ STEADY_COMMITS = 20
 class RunMemory(SupervisorFeature):
     """The memory plan of one run."""
 
-    name = NAME
+    name = MemoryPlanSettings.NAME
 
     def __init__(self, config: RunConfig, run: RunDirectory, history: History, reporter: Reporter) -> None:
         self._config, self._run, self._history, self._reporter = config, run, history, reporter
         self._record = history.part(PlanRecord)
+        self._settings = config.of(MemoryPlanSettings)
         environment = {**os.environ, **config.environment}
         self._own_allocator_setting = SEGMENTS.set_by(environment)
         self._returned = ReturnedMemory(visible=visible_gpus(environment.get("CUDA_VISIBLE_DEVICES")))
@@ -69,7 +71,7 @@ class RunMemory(SupervisorFeature):
         if not self._began:
             self._began = True
             self._returned.begin()
-            given = self._config.memory_plan
+            given = self._settings.plan
             if given.changed and given != self._record.given:
                 self._reporter.write(MemoryPlanGiven(plan=given.model_dump(exclude_defaults=True)))
                 self._reporter.notify(f"memory plan of this command: {given.text}")
@@ -153,7 +155,7 @@ class RunMemory(SupervisorFeature):
             budget=budget,
             grown_bytes=self._grown_bytes(fault),
             proceeds=history.committed_in_attempt >= STEADY_COMMITS,
-            allow_degrade=self._config.allow_degrade,
+            allow_degrade=self._settings.allow_degrade,
             own_allocator_setting=self._own_allocator_setting,
         )
         return decide_out_of_memory(history, situation)

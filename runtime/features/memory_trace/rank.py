@@ -14,6 +14,7 @@ import msgspec
 import wrapt
 
 from grpo_run.runtime.features.memory_trace.events import MemoryFound
+from grpo_run.runtime.features.memory_trace.settings import MemoryTraceSettings
 from grpo_run.runtime.rank.points import CallPoints, RankFeature
 from grpo_run.runtime.rank.session import Session
 from grpo_run.runtime.snapshots.headroom import memory_headroom
@@ -26,12 +27,12 @@ if TYPE_CHECKING:
 class MemoryTracePart(RankFeature):
     """The trace of this rank, if there is one."""
 
-    name = "memory_trace"
+    name = MemoryTraceSettings.NAME
     _trace: MemoryTrace | None = None
 
     def script_begins(self, session: Session) -> None:
         """Begin to trace, under `--memory-trace`."""
-        if not session.config.memory_trace:
+        if not session.config.of(MemoryTraceSettings).enabled:
             return
         from grpo_run.runtime.features.memory_trace._tracer import MemoryTrace
 

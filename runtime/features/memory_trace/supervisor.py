@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 
 from grpo_run.runtime.features.memory_trace.events import NOTICE, MemoryFindings
+from grpo_run.runtime.features.memory_trace.settings import MemoryTraceSettings
 from grpo_run.runtime.history.history import History
 from grpo_run.runtime.history.reporter import Reporter
 from grpo_run.runtime.history.run_directory import RunDirectory
@@ -26,7 +27,7 @@ class SaidFindings(SupervisorFeature):
     said.
     """
 
-    name = "memory_trace"
+    name = MemoryTraceSettings.NAME
 
     def __init__(self, config: RunConfig, run: RunDirectory, history: History, reporter: Reporter) -> None:
         self._findings = history.part(MemoryFindings)

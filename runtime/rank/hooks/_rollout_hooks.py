@@ -19,6 +19,7 @@ from grpo_run.runtime.rank.rewards.served import rewards_of
 from grpo_run.runtime.rank.rollouts.counting import counted
 from grpo_run.runtime.rank.step.guard import AttemptState
 from grpo_run.runtime.rank.step.step_vote import StepVote
+from grpo_run.runtime.rank.trainer_facts import TrainerFacts
 from grpo_run.runtime.upstream import trainer_names
 from grpo_run.runtime.upstream.patches import Handler, wrapped_methods
 from grpo_run.watchdog.observation import Phase
@@ -26,7 +27,7 @@ from grpo_run.watchdog.observation import Phase
 
 @contextmanager
 def rollouts_hooked(
-    trainer: Any, guard: AttemptState, train_call: int, step_vote: StepVote
+    trainer: Any, facts: TrainerFacts, guard: AttemptState, train_call: int, step_vote: StepVote
 ) -> Iterator[None]:
     """Bound, mark and record the rollouts of a trainer for the length of the block.
 
@@ -61,5 +62,5 @@ def rollouts_hooked(
         }
         mark_rewards(trainer, slot, session.reward_seconds)
         hooks.enter_context(wrapped_methods(trainer, around))
-        hooks.enter_context(mark_tools(trainer, session))
+        hooks.enter_context(mark_tools(trainer, facts, session))
         yield

@@ -19,6 +19,7 @@ from grpo_run.runtime.rank.saving._cadence import Cadence
 from grpo_run.runtime.rank.saving.saver import Saver
 from grpo_run.runtime.rank.step.events import StepEvents
 from grpo_run.runtime.rank.step.step_vote import StepVote, UserRequests
+from grpo_run.runtime.rank.trainer_facts import TrainerFacts
 from grpo_run.runtime.rank.vote import Vote
 from grpo_run.watchdog.learning_observations import StepValues
 from grpo_run.watchdog.observation import Slot
@@ -61,6 +62,7 @@ class Loop:
         requests: UserRequests | None = None,
         hooks_before_optimizer: bool = True,
         restoring: bool = False,
+        args: Any = None,
     ) -> None:
         self.cadence = cadence or FakeCadence()
         self.guards = LearningGuards(session, 1, sampling_group=0)
@@ -83,10 +85,13 @@ class Loop:
             control=self.control,
             state=self.state,
             accelerator=SimpleNamespace(gradient_state=loading),
+            args=args,
         )
         control = ControlVote(trainer, session, self.step_vote.collect)
-        self.callback = GuardCallback(session, 1, events, control, self.saver, exact, restoring=restoring)
-        self.args: Any = SimpleNamespace()
+        self.callback = GuardCallback(
+            session, 1, events, control, self.saver, exact, TrainerFacts.of(trainer, 1), restoring=restoring
+        )
+        self.args: Any = args
         self.hooks_before_optimizer = hooks_before_optimizer
         self.saved: list[int] = []
         self.stopped_at: int | None = None

@@ -18,7 +18,7 @@ import trl
 
 from grpo_run.runtime.errors import ConfigError
 from grpo_run.runtime.features.memory_plan import _configuration as configuration
-from grpo_run.runtime.memory.plan import MemoryPlan
+from grpo_run.runtime.features.memory_plan._plan import MemoryPlan
 from grpo_run.runtime.memory.script_settings import original_settings, record_of
 from grpo_run.runtime.rank.resuming.identification import settings_digest
 
@@ -168,7 +168,7 @@ def test_a_subclass_that_builds_the_configuration_itself_is_planned_inside(make:
 def test_a_copy_has_the_record_and_a_pickle_needs_nothing_of_ours(make: Make) -> None:
     made = build(HALVED, make(trl.SFTConfig))
     assert record_of(copy.deepcopy(made)) == record_of(made)
-    assert b"grpo_run" not in pickle.dumps(made).replace(b"_grpo_run_memory_plan", b"")
+    assert b"grpo_run" not in pickle.dumps(made).replace(b"_grpo_run_script_settings", b"")
 
 
 def test_gradient_checkpointing_is_turned_on_by_either_name(make: Make) -> None:

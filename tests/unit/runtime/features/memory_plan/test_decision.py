@@ -14,12 +14,12 @@ from grpo_run.runtime.features.memory_plan._decision import (
     decide_generation_stall,
     decide_out_of_memory,
 )
+from grpo_run.runtime.features.memory_plan._plan import MemoryPlan
 from grpo_run.runtime.features.memory_plan._remedies import Situation
 from grpo_run.runtime.features.memory_plan.events import PlanRecord
 from grpo_run.runtime.features.memory_plan.shown import ACTION as CHANGE
 from grpo_run.runtime.history.history import History
 from grpo_run.runtime.history.recovery import Action
-from grpo_run.runtime.memory.plan import MemoryPlan
 from grpo_run.watchdog.causes import Cause
 from grpo_run.watchdog.memory.error_patterns import ErrorSource
 from grpo_run.watchdog.memory.shortage import Figures, MemoryPhase, Shortage

@@ -8,9 +8,9 @@ import pytest
 from support.memory_cases import COLOCATED, GRPO, SFT, facts
 
 from grpo_run.runtime.features.memory_plan._decision import PlanChange, next_change
+from grpo_run.runtime.features.memory_plan._plan import MemoryPlan
 from grpo_run.runtime.features.memory_plan._remedies import Situation
 from grpo_run.runtime.memory.facts import MemoryFacts
-from grpo_run.runtime.memory.plan import MemoryPlan
 from grpo_run.watchdog.causes import Cause
 from grpo_run.watchdog.memory.error_patterns import ErrorSource
 from grpo_run.watchdog.memory.shortage import Figures, MemoryPhase, Shortage

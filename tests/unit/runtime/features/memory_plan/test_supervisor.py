@@ -12,6 +12,7 @@ from support.journal import event, read_records
 from support.memory_cases import GRPO, facts
 
 from grpo_run.runtime.call_names import LOOP
+from grpo_run.runtime.features.memory_plan._plan import MemoryPlan
 from grpo_run.runtime.features.memory_plan.events import PART as HISTORY
 from grpo_run.runtime.features.memory_plan.supervisor import EARLY_COMMITS, PART
 from grpo_run.runtime.history.attempt_files import AttemptFiles
@@ -21,7 +22,6 @@ from grpo_run.runtime.history.reporter import LiveHistory, Reporter
 from grpo_run.runtime.history.run_directory import RunDirectory
 from grpo_run.runtime.launch.config import RunConfig
 from grpo_run.runtime.memory.files import write_facts
-from grpo_run.runtime.memory.plan import MemoryPlan
 from grpo_run.runtime.supervisor.points import Fault
 from grpo_run.watchdog.causes import Cause
 from grpo_run.watchdog.memory.error_patterns import ErrorSource
@@ -56,7 +56,9 @@ def after_step(kept_bytes: int) -> RankMemory:
 class Supervised:
     """The memory plan in a supervisor, with a real journal."""
 
-    def __init__(self, directory: Path, given: Any = GRPO, **options: Any) -> None:
+    def __init__(
+        self, directory: Path, given: Any = GRPO, plan: MemoryPlan | None = None, **options: Any
+    ) -> None:
         self.run = RunDirectory(path=directory)
         self.run.create()
         if given is not None:
@@ -66,7 +68,7 @@ class Supervised:
         self.reporter = Reporter(self.live, str(directory), self.said.append)
         config = RunConfig(
             run_id="run", run_directory=directory, target="train.py", module=False, arguments=(), command=(),
-            **options
+            features={"memory_plan": {"plan": plan or {}}}, **options
         )  # fmt: skip
         self.config = config
         self.feature = PART(config, self.run, self.live.history, self.reporter)
@@ -196,7 +198,7 @@ def test_a_plan_that_cannot_be_read_leaves_the_last_one(record: dict[str, Any]) 
 
 def test_a_plan_that_the_user_gives_is_where_the_changes_begin_and_is_kept(start: Start) -> None:
     given = MemoryPlan(micro_batch_divisor=2)
-    first = start(memory_plan=given)
+    first = start(plan=given)
     first.feature.begin_attempt()
     first.feature.begin_attempt()
     assert first.plan == given
@@ -205,9 +207,9 @@ def test_a_plan_that_the_user_gives_is_where_the_changes_begin_and_is_kept(start
     changed = MemoryPlan(micro_batch_divisor=4)
     assert first.plan == changed
     for options, expected in (
-        ({"memory_plan": given}, changed),  # the same command goes on
+        ({"plan": given}, changed),  # the same command goes on
         ({}, changed),
-        ({"memory_plan": MemoryPlan(micro_batch_divisor=8)}, MemoryPlan(micro_batch_divisor=8)),
+        ({"plan": MemoryPlan(micro_batch_divisor=8)}, MemoryPlan(micro_batch_divisor=8)),
     ):
         later = start(**options)
         later.feature.begin_attempt()
