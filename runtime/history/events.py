@@ -1,9 +1,9 @@
 """The events of the run itself: its lifecycle, steps, checkpoints and faults.
 
-What is replayed from other events stands beside them: reward functions in `rewards.py`, masked samples in
-`sample_masking.py`, and so on. `history.py` lists all that a history is made of. Written by the supervisor
-and the ranks. Fields are those of the file, so a name that is in use stays; a field with a default may be
-missing in a journal that another release has begun. Plain data.
+What is replayed from other events stands beside them: reward functions in `rewards.py`, and so on.
+`history.py` lists all that a history is made of. Written by the supervisor and the ranks. Fields are those of
+the file, so a name that is in use stays; a field with a default may be missing in a journal that another
+release has begun. Plain data.
 """
 
 from __future__ import annotations

@@ -245,7 +245,7 @@ class SampleMasking:
         if self._is_training:
             self._reporter.rollout(is_empty=selection.is_empty, step=self._step)
         if selection.not_applicable:
-            self._reporter.not_applicable(selection.not_applicable, step=self._step)
+            self._reporter.not_applicable(selection.not_applicable)
         if selection.samples:
             self._report(scored)
         if self._is_training:

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from grpo_run.runtime.features.masking._selection import RETURNED_NAN
-from grpo_run.runtime.history.sample_masking import MaskingReason
+from grpo_run.runtime.features.masking.events import MaskingReason
 from grpo_run.runtime.rank.points import Failed, failed
 
 SHOWN_CHARACTERS = 40

@@ -12,9 +12,9 @@ import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
+from grpo_run.runtime.features.masking.events import SampleMasked
 from grpo_run.runtime.history.journal import read_newest
 from grpo_run.runtime.history.run_directory import RunDirectory
-from grpo_run.runtime.history.sample_masking import SampleMasked
 from grpo_run.runtime.rank.session import Session
 
 MAX_JOURNAL_BYTES = 8 * 1024 * 1024

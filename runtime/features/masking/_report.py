@@ -8,17 +8,11 @@ tell the rest.
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from grpo_run.runtime.features.masking._repeated import SampleFault
 from grpo_run.runtime.features.masking._selection import Excluded, Selection
-from grpo_run.runtime.history.sample_masking import (
-    GroupMasked,
-    MaskingReason,
-    NanReadAsNone,
-    RewardsRepeated,
-    SampleMasked,
-)
+from grpo_run.runtime.features.masking.events import GroupMasked, MaskingReason, RewardsRepeated, SampleMasked
 from grpo_run.runtime.rank.session import Session
 
 MOST_NUMBERS = 2048
@@ -118,22 +112,17 @@ class MaskingReporter:
                 " nothing is learned, but the optimizer's momentum still changes the weights"
             )
 
-    def not_applicable(self, counts: Mapping[int, int], *, step: int) -> None:
-        """Journal that NaN was read as None, and say so once.
+    def not_applicable(self, columns: Collection[int]) -> None:
+        """Say once that NaN was read as None.
 
         Args:
-            counts: samples by the column of the function.
-            step: the optimizer step that is being computed.
+            columns: of the functions.
         """
-        by_function = {self._functions[column]: count for column, count in sorted(counts.items())}
-        if self._session.is_main:
-            self._session.journal.write(
-                NanReadAsNone(rank=0, step=step, functions=by_function, count=sum(by_function.values()))
-            )
         if not self._said_not_applicable:
             self._said_not_applicable = True
+            names = ", ".join(self._functions[column] for column in sorted(columns))
             self._session.warn(
-                f"reward function {', '.join(by_function)} returned NaN for every completion of a prompt:"
+                f"reward function {names} returned NaN for every completion of a prompt:"
                 " treated as not applicable, as in TRL. None has the same effect; NaN for a single"
                 " completion excludes it"
             )

@@ -12,12 +12,11 @@ scripts exist that return NaN where the documentation says None.
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple
 
-from grpo_run.runtime.history.sample_masking import MaskingReason
+from grpo_run.runtime.features.masking.events import MaskingReason
 
 RETURNED_NAN = math.inf
 """Stands for NaN in a function's column; TRL uses NaN itself for `None`."""
@@ -47,7 +46,7 @@ class Selection:
         samples: the masked samples by their number in the rollout of all ranks.
         groups: numbers of the groups of which no sample is left.
         group_count: groups of the rollout.
-        not_applicable: by column, for how many samples NaN of a whole group is read as None.
+        not_applicable: columns in which NaN of a whole group is read as None.
         failed_share: samples without a valid reward, of those that are not left out anyway; 0 to 1.
         none_valid: no sample has a valid reward, whatever the reason; one that is left out may have.
     """
@@ -55,7 +54,7 @@ class Selection:
     samples: Mapping[int, Excluded]
     groups: tuple[int, ...] = ()
     group_count: int = 0
-    not_applicable: Mapping[int, int] = field(default_factory=dict)
+    not_applicable: Collection[int] = ()
     failed_share: float = 0.0
     none_valid: bool = False
 
@@ -79,7 +78,7 @@ def select(
     """
     samples: dict[int, Excluded] = {}
     empty: list[int] = []
-    not_applicable: Counter[int] = Counter()
+    not_applicable: set[int] = set()
     group_count = len(rewards) // generations
     none_valid = True
     for group in range(group_count):

@@ -11,7 +11,8 @@ import pytest
 
 from grpo_run.runtime.errors import ConfigError
 from grpo_run.runtime.features.caps import settings as caps
-from grpo_run.runtime.features.caps.settings import APPLIED, CapSettings, settings_of
+from grpo_run.runtime.features.caps.settings import APPLIED, CapSettings, CapsSettings, settings_of
+from grpo_run.runtime.launch.option import given_values
 
 
 def test_trl_has_the_fields() -> None:
@@ -179,3 +180,14 @@ def test_a_cap_of_the_script_is_checked_too(wrong: dict[str, float]) -> None:
     """With the limits of the command line."""
     with pytest.raises(ConfigError):
         CapSettings(**wrong)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("given", "ends"),
+    [("none", ()), ("length,deadline", ("length", "deadline")), (None, ("repetition", "deadline"))],
+)
+def test_ends_that_leave_the_loss_are_a_list(given: str | None, ends: tuple[str, ...]) -> None:
+    """An end that no cap has is an error."""
+    assert CapsSettings(**given_values(CapsSettings, {"--mask-capped": given})).masked_ends == ends
+    with pytest.raises(ConfigError, match="--mask-capped eos: give none, or some of length, repetition"):
+        CapsSettings(masked_ends=("eos",))

@@ -17,10 +17,10 @@ from support.wrapped import with_feature
 from grpo_run.runtime.errors import RewardError
 from grpo_run.runtime.features.masking._masking import ROLLOUTS_WITHOUT_REWARD
 from grpo_run.runtime.features.masking._report import EMPTY_ROLLOUTS
+from grpo_run.runtime.features.masking.events import MaskedSamples, MaskingReason
 from grpo_run.runtime.features.masking.rank import PART
-from grpo_run.runtime.history.history import History
-from grpo_run.runtime.history.reader import read_journal
-from grpo_run.runtime.history.sample_masking import MaskingReason
+from grpo_run.runtime.history.run_directory import RunDirectory
+from grpo_run.runtime.launching.reading import run_reader
 from grpo_run.runtime.rank.points import failed
 
 Score = Callable[..., Any]
@@ -65,11 +65,12 @@ def test_each_exclusion_is_accounted_for(
             " `grpo-run status`"
         )
     ]
-    history = History.of(read_journal(Path(session.config.run_directory) / "journal.jsonl"))
-    assert history.masked.samples == dict.fromkeys(
-        ("nan", "small_group", "exception", "infinite", "deadline"), 1
+    history = run_reader(RunDirectory(path=session.config.run_directory)).history()
+    (sentence,) = history.part(MaskedSamples).ended()
+    assert sentence == (
+        "Excluded from the loss: 5 samples (nan 1, small_group 1, exception 1, infinite 1, deadline 1),"
+        " 1 whole group."
     )
-    assert history.masked.groups == 1
 
 
 def test_steps_without_samples_are_counted(either: Any, session: Any, rollout: Score, events: Any) -> None:
@@ -268,13 +269,3 @@ def test_rewards_that_are_computed_again_draw_the_same_numbers(
     random.seed(4)
     assert drawn == [random.random()] * 2
     assert later == random.random()
-
-
-def test_nan_that_is_read_as_none_is_counted(either: Any, session: Any, rollout: Score, events: Any) -> None:
-    """Each time, although it is said once."""
-    for _ in range(2):
-        rollout(either, session, [NAN] * 4 + REWARDS[4:], REWARDS)
-    assert [record["functions"] for record in events("nan_read_as_none")] == [{"reward_0": 4}] * 2
-    history = History.of(read_journal(Path(session.config.run_directory) / "journal.jsonl"))
-    assert history.masked.nan_read_as_none == 8
-    assert not history.masked

@@ -12,7 +12,7 @@ import torch
 
 from grpo_run.runtime.features.masking._outputs import LARGEST, check
 from grpo_run.runtime.features.masking._selection import RETURNED_NAN
-from grpo_run.runtime.history.sample_masking import MaskingReason
+from grpo_run.runtime.features.masking.events import MaskingReason
 from grpo_run.runtime.rank.points import Failed, failed
 
 

@@ -11,9 +11,9 @@ from support.journal import event
 from support.wrapped import with_feature
 
 from grpo_run.runtime.features.masking._repeated import EarlierMasking, completion_checksum, read_earlier
+from grpo_run.runtime.features.masking.events import MaskingReason, SampleMasked
 from grpo_run.runtime.features.masking.rank import PART
 from grpo_run.runtime.history.journal import Journal, read_newest
-from grpo_run.runtime.history.sample_masking import MaskingReason, SampleMasked
 from grpo_run.runtime.rank.points import failed
 
 TOKENS = [[1, 2], [3, 4], [5, 6]]

@@ -1,21 +1,18 @@
-"""The samples that a run has excluded from the loss, counted by reason from its journal.
+"""The samples that a run has excluded from the loss, counted by reason from what ranks write (`_report.py`).
 
-`history.py` applies the events that ranks write (`runtime/features/masking/_report.py`); status, metrics
-and the incident report show the counts. Steps that are repeated after a recovery count again, because their
-samples are excluded again. Pure.
+Steps that are repeated after a recovery count again, because their samples are excluded again. Pure.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any
-
-import msgspec
+from typing import Any, ClassVar
 
 from grpo_run.runtime.event import Event
+from grpo_run.runtime.history.history import HistoryPart
 from grpo_run.watchdog.text import counted
 
 
@@ -90,13 +87,6 @@ class GroupMasked(Event, kw_only=True):
     evaluating: bool = False
 
 
-class NanReadAsNone(Event, kw_only=True):
-    """Rewards that were NaN for all completions of a prompt, by function."""
-
-    functions: Mapping[str, int] = msgspec.field(default_factory=dict)
-    count: int
-
-
 class RewardsRepeated(Event, kw_only=True):
     """The rewards of a rollout are computed once more, because too many samples had none."""
 
@@ -105,8 +95,10 @@ class RewardsRepeated(Event, kw_only=True):
 
 
 @dataclass(kw_only=True)
-class MaskedSamples:
+class MaskedSamples(HistoryPart):
     """Counts of the run so far. `apply` is the only method that changes them."""
+
+    EVENTS: ClassVar = (SampleMasked, GroupMasked, RewardsRepeated)
 
     samples: Counter[str] = field(default_factory=Counter)
     """Masked samples by reason, of `MaskingReason` or of a feature; too many count as `failed`."""
@@ -117,13 +109,8 @@ class MaskedSamples:
     repeated_rewards: int = 0
     """How often the rewards of a rollout were computed once more."""
 
-    nan_read_as_none: int = 0
-    """Rewards that were NaN for all completions of a prompt: the function does not apply, and nothing was
-    excluded.
-    """
-
-    def apply(self, event: SampleMasked | GroupMasked | NanReadAsNone | RewardsRepeated) -> None:
-        """Count what one rank has excluded, read as None, or computed again."""
+    def apply(self, event: SampleMasked | GroupMasked | RewardsRepeated) -> None:
+        """Count what one rank has excluded, or computed again."""
         match event:
             case SampleMasked():
                 known = event.reason in self.samples or len(self.samples) < MOST_REASONS
@@ -131,17 +118,22 @@ class MaskedSamples:
             case GroupMasked():
                 self.groups += event.count
                 self.steps_without_samples += event.steps_without_samples
-            case NanReadAsNone():
-                self.nan_read_as_none += event.count
             case RewardsRepeated():
                 self.repeated_rewards += 1
 
-    def __bool__(self) -> bool:
-        return bool(self.samples)
+    def as_json(self) -> dict[str, Any]:
+        """Return the counts."""
+        return {"masked": {**vars(self), "samples": dict(self.samples)}}
 
-    @property
-    def summary(self) -> str:
-        """One line for the user; empty if nothing was excluded."""
+    def facts(self) -> dict[str, str]:
+        """Return one line; empty if nothing was excluded."""
+        return {"masked": self._summary()}
+
+    def ended(self) -> Sequence[str]:
+        """Return the line as a sentence."""
+        return [f"Excluded from the loss: {summary}."] if (summary := self._summary()) else []
+
+    def _summary(self) -> str:
         if not self.samples:
             return ""
         reasons = ", ".join(f"{reason} {number}" for reason, number in self.samples.most_common())
@@ -154,6 +146,5 @@ class MaskedSamples:
             parts.append(f"rewards of {counted(self.repeated_rewards, 'rollout')} computed again")
         return ", ".join(parts)
 
-    def as_json(self) -> dict[str, Any]:
-        """Return the counts as JSON values."""
-        return {**vars(self), "samples": dict(self.samples)}
+
+PART = MaskedSamples
