@@ -82,7 +82,8 @@ def checkpoint_step(observation: RunObservation) -> float | None:
 def phase_growth(observation: RunObservation) -> Iterator[Sample]:
     """By phase, how many times as long it took as at the beginning; of callbacks the most."""
     ratios: dict[str, float] = {}
-    for name, (factor, _) in observation.status.history.growth.items():
+    found = [part.as_json().get("growth", {}) for part in observation.status.history.parts]
+    for name, factor in [item for one in found for item in one.items()]:
         phase = name if name in PHASES else Phase.callback.name
         ratios[phase] = max(factor, ratios.get(phase, 0.0))
     for phase, ratio in ratios.items():

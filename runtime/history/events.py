@@ -122,13 +122,6 @@ class FreshInterpreters(Event, kw_only=True):
     reason: str
 
 
-class TrackerRun(Event, kw_only=True):
-    """A tracker such as wandb has opened a run: `opening` is what it was asked for."""
-
-    opening: str
-    name: str
-
-
 class FaultInjected(Event, kw_only=True):
     """An injection of the command line is about to act. `injection` is its text."""
 
@@ -259,23 +252,6 @@ class PhaseCosts(Event, kw_only=True):
     seconds: dict[str, float]
 
 
-class GrowthFound(Event, kw_only=True):
-    """A phase or callback costs more and more.
-
-    Attributes:
-        factor: how many times as much as at the beginning.
-        grew: what has grown with it.
-    """
-
-    train_call: int | None = None
-    phase: str
-    factor: float
-    since_step: int = 0
-    lost_seconds: float | None = None
-    grew: Sequence[str] = ()
-    sentence: str
-
-
 class SnapshotInterval(Event, kw_only=True):
     """Rank 0 has chosen the steps between snapshots in memory, from what is known of costs and failures."""
 
@@ -366,7 +342,6 @@ class IncidentConfirmed(Event, kw_only=True, tag="incident"):
     signature: str | None = ""
     repeat_key: str | None = ""
     starting: bool | None = False
-    memory_plan: str | None = ""
     origin: str | None = None
     failed_reward: dict[str, Any] | None = None
     incident: str | None = None

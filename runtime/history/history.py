@@ -8,9 +8,10 @@ does no I/O.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Protocol, TypeVar
+from functools import lru_cache
+from typing import Any, ClassVar, TypeVar
 
 from grpo_run.runtime.errors import EXIT_FINISHED, EXIT_GAVE_UP, EXIT_STOPPED
 from grpo_run.runtime.event import Event, EventDecoder, Unread
@@ -24,7 +25,6 @@ from grpo_run.runtime.history.events import (
     CheckpointStaged,
     FaultInjected,
     FreshInterpreters,
-    GrowthFound,
     IncidentConfirmed,
     LearningGuardTripped,
     LoopLeft,
@@ -46,13 +46,11 @@ from grpo_run.runtime.history.events import (
     StepCommitted,
     StepLogged,
     StopRequested,
-    TrackerRun,
     TrainEnded,
     TrainRestored,
     TrainStarted,
     WarningGiven,
 )
-from grpo_run.runtime.history.memory_findings import AllocatorSnapshotSaved, MemoryFindings, MemoryFound
 from grpo_run.runtime.history.no_trainer_script import (
     NoTrainerScript,
     ScriptCheckpointSaved,
@@ -90,7 +88,6 @@ from grpo_run.runtime.history.sample_masking import (
 from grpo_run.runtime.history.totals import CheckpointTotals, RankTotals
 from grpo_run.runtime.history.train_calls import KnownCall, TrainCalls
 from grpo_run.runtime.history.wall_states import WallState, WallStates
-from grpo_run.runtime.memory.plan import MemoryPlanGiven, MemoryRecord, PlanChanged
 from grpo_run.watchdog.learning_rules import GuardResponse, LearningGuard
 from grpo_run.watchdog.observation import Phase, PhaseKey
 from grpo_run.watchdog.stalls.durations import Durations
@@ -99,8 +96,8 @@ ENDED = {EXIT_FINISHED: "finished", EXIT_STOPPED: "stopped"}
 """State of a run that has ended, by its exit code; with any other code it has failed."""
 
 
-class HistoryPart(Protocol):
-    """What one feature replays from its events.
+class HistoryPart:
+    """What one feature replays from its events. Without more than these, it shows nothing.
 
     Attributes:
         EVENTS: their types.
@@ -110,9 +107,26 @@ class HistoryPart(Protocol):
 
     def apply(self, event: Any, /) -> None:
         """Take one of these events."""
+        raise NotImplementedError
+
+    def as_json(self) -> dict[str, Any]:
+        """Return fields of the object that `grpo-run status --json` prints."""
+        return {}
+
+    def facts(self) -> Mapping[str, str]:
+        """Return what is in effect, by name, for `grpo-run status`, reports and pages; "" for nothing."""
+        return {}
+
+    def notes(self) -> Sequence[str]:
+        """Return lines for `grpo-run status` and reports."""
+        return ()
+
+    def pace(self) -> Sequence[str]:
+        """Return sentences on the pace of the run, for `grpo-run status` and the report."""
+        return ()
 
 
-AnyPart = TypeVar("AnyPart")
+AnyPart = TypeVar("AnyPart", bound=HistoryPart)
 
 
 @dataclass(kw_only=True)
@@ -185,15 +199,7 @@ class History:
     """What the script trains by itself, with no Trainer and no loop."""
     rewards: RewardRecord = field(default_factory=RewardRecord)
     """The run's reward functions."""
-    memory: MemoryRecord = field(default_factory=MemoryRecord)
-    """What has been changed so that the run needs less memory."""
     memory_restarts: MemoryRestarts = field(default_factory=MemoryRestarts)
-    memory_trace: MemoryFindings = field(default_factory=MemoryFindings)
-    """What `--memory-trace` has found."""
-    growth: dict[str, tuple[float, str]] = field(default_factory=dict)
-    """Phases and callbacks that have cost more and more: by name, how many times as much as at the beginning,
-    and the sentence.
-    """
     resume_mismatches: int = 0
     """How often an attempt repeated or left out work that the run has a checkpoint of."""
     guard_trips: Counter[str] = field(default_factory=Counter)
@@ -207,17 +213,15 @@ class History:
     """When the run began, and what its wall time was spent on."""
     snapshot_interval: int | None = None
     """Steps between snapshots in memory, as rank 0 chose it last; None before."""
-    tracker_runs: dict[str, str] = field(default_factory=dict)
-    """The names of the runs that trackers such as wandb have opened, by opening."""
     parts: tuple[HistoryPart, ...] = ()
     """What features replay from events of their own."""
     _before_checkpoint: bool = False
     """Whether the present attempt began before `checkpoint`, which is damaged, set aside or unwanted then."""
 
     @classmethod
-    def of(cls, events: Iterable[Event]) -> History:
+    def of(cls, events: Iterable[Event], parts: Iterable[HistoryPart] = ()) -> History:
         """Replay a whole journal."""
-        history = cls()
+        history = cls(parts=tuple(parts))
         for event in events:
             history.apply(event)
         return history
@@ -265,8 +269,6 @@ class History:
                 self._attempt_started(event)
             case FreshInterpreters():
                 self.fresh_because = event.reason
-            case TrackerRun():
-                self.tracker_runs[event.opening] = event.name
             case WarningGiven():
                 self.warnings += 1
             case FaultInjected():
@@ -303,8 +305,6 @@ class History:
             case PhaseLearned():
                 # with the durations of earlier records
                 self.phases[event.callback or Phase[event.phase]] = Durations.from_json(event.durations)
-            case GrowthFound():
-                self.growth[event.phase] = event.factor, event.sentence
             case TrainsWithoutTrainer():
                 if self.no_trainer.apply_noted(event):
                     apply_progress(self.recoveries, event.time)
@@ -317,14 +317,6 @@ class History:
                 self.memory_restarts.short += 1
             case MemoryRestart():
                 self.memory_restarts.apply_restart(event)
-            case PlanChanged():
-                self.memory.apply(event)
-            case MemoryPlanGiven():
-                self.memory.apply_given(event)
-            case MemoryFound():
-                self.memory_trace.apply_found(event)
-            case AllocatorSnapshotSaved():
-                self.memory_trace.apply_snapshot(event)
             case SampleMasked() | GroupMasked() | NanReadAsNone() | RewardsRepeated():
                 self.masked.apply(event)
             case RewardMoved() | RewardFailed() | RewardCalls() | RewardWorkerReplaced():
@@ -337,8 +329,7 @@ class History:
     @property
     def decoder(self) -> EventDecoder:
         """Reads the events that this history is made of."""
-        own = [kind for part in self.parts for kind in part.EVENTS]
-        return EventDecoder((*EVENTS, *own)) if own else DECODER
+        return _decoder(tuple(kind for part in self.parts for kind in part.EVENTS))
 
     def part(self, kind: type[AnyPart]) -> AnyPart:
         """Return what a feature has replayed.
@@ -350,6 +341,14 @@ class History:
             if isinstance(part, kind):
                 return part
         raise LookupError(kind.__name__)
+
+    def facts(self) -> dict[str, str]:
+        """Return what features have in effect, by name."""
+        return {name: text for part in self.parts for name, text in part.facts().items() if text}
+
+    def notes(self) -> list[str]:
+        """Return what features have found, as lines."""
+        return [note for part in self.parts for note in part.notes()]
 
     def _run_started(self, event: RunStarted) -> None:
         self.run_id = event.run or self.run_id
@@ -540,16 +539,21 @@ def _known(value: int | None) -> int:
 
 
 EVENTS: tuple[type[Event], ...] = (
-    RunStarted, RunEnded, StateChanged, StopRequested, WarningGiven, FreshInterpreters, TrackerRun,
+    RunStarted, RunEnded, StateChanged, StopRequested, WarningGiven, FreshInterpreters,
     FaultInjected, AttemptStarted, AttemptEnded, RankStarted, RankCompleted, RankCounted,
     TrainStarted, TrainEnded, TrainRestored, LoopLeft, ResumeChosen, ResumeMissed, RolledBack,
-    StepCommitted, StepLogged, PhaseLearned, PhaseCosts, GrowthFound,
+    StepCommitted, StepLogged, PhaseLearned, PhaseCosts,
     SnapshotInterval, CheckpointStaged, CheckpointPublished, CheckpointFailed, CheckpointRejected, ModelSaved,
     IncidentConfirmed, ActionChosen, LearningGuardTripped,
     TrainsWithoutTrainer, StateSaved, ScriptCheckpointSaved,
-    MemoryShort, MemoryRestart, PlanChanged, MemoryPlanGiven, MemoryFound, AllocatorSnapshotSaved,
+    MemoryShort, MemoryRestart,
     SampleMasked, GroupMasked, NanReadAsNone, RewardsRepeated,
     RewardMoved, RewardFailed, RewardCalls, RewardWorkerReplaced,
 )  # fmt: skip
 """All events that a reader of a run takes as such; others are for people, and for one reader each."""
 DECODER = EventDecoder(EVENTS)
+
+
+@lru_cache(maxsize=4)
+def _decoder(own: tuple[type[Event], ...]) -> EventDecoder:
+    return EventDecoder((*EVENTS, *own)) if own else DECODER

@@ -9,7 +9,9 @@ from typing import NoReturn
 from grpo_run.runtime.features import modules
 from grpo_run.runtime.rank import bootstrap
 
+FEATURES = tuple(module.PART for module in modules("rank"))
+
 
 def main() -> NoReturn:
     """Run the script and exit the process with its exit code. Does not return."""
-    bootstrap.main([module.PART for module in modules("rank")])
+    bootstrap.main(FEATURES, entry=f"{__name__}:main")

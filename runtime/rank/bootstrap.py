@@ -49,11 +49,12 @@ EXIT_HANDLER_SECONDS = 10.0
 """Time limit for the exit handlers of a script that failed."""
 
 
-def main(features: Sequence[RankFeature] = ()) -> NoReturn:
+def main(features: Sequence[RankFeature] = (), entry: str = f"{__name__}:main") -> NoReturn:
     """Run the script and exit the process with its exit code. Does not return.
 
     Args:
         features: take part in this rank.
+        entry: what a fresh interpreter calls if this process cannot run the script.
     """
     settings = RankSettings.from_environment()
     inherited = None
@@ -67,7 +68,7 @@ def main(features: Sequence[RankFeature] = ()) -> NoReturn:
 
         start()
     if settings.preloaded:
-        inherited = _hide_inherited_modules(settings)
+        inherited = _hide_inherited_modules(settings, entry)
     elif not settings.fresh_because:  # else the fork has done it
         die_with_parent(settings.parent_pid)
     wrap_output(forked=settings.preloaded)
@@ -182,7 +183,7 @@ def _run_script(settings: RankSettings, inherited: InheritedModules | None) -> N
         exec(code, module.__dict__)  # noqa: S102 - this is the user's script
 
 
-def _hide_inherited_modules(settings: RankSettings) -> InheritedModules:
+def _hide_inherited_modules(settings: RankSettings, entry: str) -> InheritedModules:
     """Hide what the warm interpreter has imported until the script imports the same; start over if it cannot
     be used."""
     environment = dict(os.environ)
@@ -192,7 +193,7 @@ def _hide_inherited_modules(settings: RankSettings) -> InheritedModules:
         with contextlib.suppress(OSError):
             os.unlink(settings.socket)  # torch's server does not replace one
         fresh = settings.model_copy(update={"preloaded": False, "fresh_because": reason})
-        command = interpreter_command(f"{__name__}:main")
+        command = interpreter_command(entry)
         os.execve(command[0], command, {**environment, **fresh.to_environment()})
 
     def warn(text: str) -> None:

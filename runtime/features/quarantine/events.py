@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 import pydantic
 
 from grpo_run.runtime.event import Event
+from grpo_run.runtime.history.history import HistoryPart
 
 MAX_PREVIEW_CHARACTERS = 200
 """Of a prompt in the file, enough to recognize it."""
@@ -54,7 +55,7 @@ class PromptQuarantined(Event, kw_only=True):
 
 
 @dataclass(kw_only=True)
-class Quarantine:
+class Quarantine(HistoryPart):
     """The quarantined prompts of a run so far. `apply` is the only method that changes them."""
 
     EVENTS: ClassVar[tuple[type[Event], ...]] = (PromptQuarantined,)

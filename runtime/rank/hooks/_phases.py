@@ -10,12 +10,11 @@ from __future__ import annotations
 import contextlib
 import functools
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, MutableMapping
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from grpo_run.runtime.board.slot_writer import SlotWriter
-from grpo_run.runtime.rank.growth import StepCosts
 from grpo_run.runtime.rank.step.step_vote import PhaseFingerprint
 from grpo_run.runtime.upstream.async_functions import is_coroutine_function
 from grpo_run.runtime.upstream.patches import Handler, override_attributes
@@ -44,16 +43,21 @@ def marked(phase: Phase, slot: SlotWriter, fingerprint: PhaseFingerprint) -> Han
     return mark
 
 
-def mark_rewards(trainer: Any, slot: SlotWriter, costs: StepCosts) -> None:
+def mark_rewards(trainer: Any, slot: SlotWriter, seconds: MutableMapping[str, float]) -> None:
     """Mark the reward functions of a trainer. They stay so, because the script may call them between
     `train()` calls.
+
+    Args:
+        seconds: that each has taken so far.
     """
     functions = getattr(trainer, "reward_funcs", None)
     if isinstance(functions, list):
-        functions[:] = [mark_reward(function, slot, costs) for function in functions]
+        functions[:] = [mark_reward(function, slot, seconds) for function in functions]
 
 
-def mark_reward(function: Callable[..., Any], slot: SlotWriter, costs: StepCosts) -> Callable[..., Any]:
+def mark_reward(
+    function: Callable[..., Any], slot: SlotWriter, seconds: MutableMapping[str, float]
+) -> Callable[..., Any]:
     """Wrap a reward function to mark its phase, and count its time and the completions it scored.
 
     Reward models (modules) and functions that are marked already are returned unchanged.
@@ -66,7 +70,7 @@ def mark_reward(function: Callable[..., Any], slot: SlotWriter, costs: StepCosts
         return function
 
     def count(result: Any, began: float) -> Any:
-        costs.functions[wrapper.__name__] += time.perf_counter() - began
+        seconds[wrapper.__name__] += time.perf_counter() - began
         if hasattr(result, "__len__"):
             slot.rewards_scored += len(result)
         slot.publish()

@@ -14,21 +14,21 @@ others wait for it. Changes no value.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any
 
 from transformers import TrainerCallback
 
 from grpo_run.runtime.rank.exact.state import ExactState
-from grpo_run.runtime.rank.growth import GrowthMeter
 from grpo_run.runtime.rank.hooks._callback import GuardCallback, TrainerSource
 from grpo_run.runtime.rank.hooks._control import ControlVote
 from grpo_run.runtime.rank.hooks._phases import mark_callbacks
 from grpo_run.runtime.rank.hooks._resume import RestoredCall, epochs_skipped, fitting_facts
 from grpo_run.runtime.rank.hooks._rollout_hooks import rollouts_hooked
 from grpo_run.runtime.rank.learning import LearningGuards, StepReader, read_steps
-from grpo_run.runtime.rank.memory_plan.facts import publish_facts
+from grpo_run.runtime.rank.memory_facts import publish_facts
+from grpo_run.runtime.rank.points import CallPoints
 from grpo_run.runtime.rank.resuming import request
 from grpo_run.runtime.rank.resuming.renamed_weights import restore_renamed_weights
 from grpo_run.runtime.rank.rollouts.capping import capping_of
@@ -45,15 +45,22 @@ from grpo_run.runtime.upstream.patches import override_attributes, wrapped_metho
 
 
 @contextmanager
-def record_model_activity(trainer: Any, session: Session) -> Iterator[None]:
-    """Count the model's forward passes and log its backward passes for the length of the block."""
+def record_model_activity(
+    trainer: Any, session: Session, passes: Sequence[Callable[[Mapping[str, Any]], None]] = ()
+) -> Iterator[None]:
+    """Count the model's forward passes and log its backward passes for the length of the block.
+
+    Args:
+        passes: called before each forward pass with its keyword arguments.
+    """
     slot, accelerator, model = session.slot, trainer.accelerator, trainer.model
     handle = None
     if getattr(model, "_compiled_call_impl", None) is None and not trainer.args.torch_compile:
 
         def record(module: Any, inputs: tuple[Any, ...], keywords: dict[str, Any]) -> None:
             slot.record_pass()
-            session.step_costs.record_pass(keywords.get("input_ids"))
+            for one in passes:
+                one(keywords)
 
         handle = model.register_forward_pre_hook(record, with_kwargs=True)
     backward = accelerator.backward
@@ -127,6 +134,7 @@ def run_train_call(
     if (text := order_warning(trainer, facts)) is not None and session.world_size > 1:
         session.warn(text)
     with ExitStack() as hooks:
+        points = CallPoints(train_call=call.ordinal, trainer=trainer, hooks=hooks)
         exact = ExactState(
             trainer, rank=session.rank, world_size=session.world_size, warn=session.warn, guards=guards
         )
@@ -137,18 +145,16 @@ def run_train_call(
             hooks.enter_context(session.injector.attached(trainer))
         hooks.enter_context(rollouts_hooked(trainer, facts, guard, call.ordinal, step_vote))
         hooks.enter_context(read_steps(trainer, reader))
-        hooks.enter_context(record_model_activity(trainer, session))
+        for feature in guard.features:
+            feature.call(session, points)
+        hooks.enter_context(record_model_activity(trainer, session, points.forward_passes))
         warn_once = functools.cache(session.warn_in_journal if session.is_main else lambda text: None)
         hooks.enter_context(input_gradients.one_hook_per_model(lambda: warn_once(HOOK_REPLACED)))
         contents = TrainerContents(trainer, facts, session, call, exact)
         saver = Saver(contents, session, snapshots=guard.snapshots, collect_vote=step_vote.collect)
-        events = StepEvents(session, call.ordinal, step_vote, saver, guards, TrainerSource(exact, reader))
+        source = TrainerSource(exact, reader)
+        events = StepEvents(session, call.ordinal, step_vote, saver, guards, source, points)
         hooks.enter_context(contents.log_history.restored())
-        if session.is_main:
-            journal = session.journal.write
-            meter = GrowthMeter(trainer, session.slot, session.step_costs, journal=journal, warn=session.warn)
-            hooks.enter_context(meter.measuring())
-            hooks.enter_context(override_attributes(session, growth=meter))
         control = ControlVote(trainer, session, step_vote.collect)
         hooks.enter_context(control.observed())
         hooks.enter_context(wrapped_methods(trainer, {trainer_names.AFTER_STEP: [control.settle]}))

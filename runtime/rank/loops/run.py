@@ -32,7 +32,7 @@ from grpo_run.runtime.rank.loops._optimizers import OptimizerSteps
 from grpo_run.runtime.rank.loops._rank_state import LoadedRankState, Randomness
 from grpo_run.runtime.rank.loops._state import LoopState
 from grpo_run.runtime.rank.loops.data_position import DataPosition
-from grpo_run.runtime.rank.memory_plan.settings import warn_of_no_effect
+from grpo_run.runtime.rank.points import CallPoints
 from grpo_run.runtime.rank.resuming.request import ResumeChoice, output_directory
 from grpo_run.runtime.rank.saving.contents import CheckpointContents
 from grpo_run.runtime.rank.saving.saver import Saver
@@ -201,8 +201,11 @@ class SupervisedLoop:
         self._saver = Saver(
             self._contents, session, snapshots=guard.snapshots, collect_vote=self._step_vote.collect
         )
+        points = CallPoints(train_call=self._call.ordinal, trainer=None, hooks=self._hooks)
+        for feature in guard.features:
+            feature.call(session, points)
         self._events = StepEvents(
-            session, self._call.ordinal, self._step_vote, self._saver, self._guards, self._logs
+            session, self._call.ordinal, self._step_vote, self._saver, self._guards, self._logs, points
         )
         self._optimizers = OptimizerSteps(
             self._state.optimizers.values(), before=self._before_optimizer, after=self._after_optimizer
@@ -214,7 +217,6 @@ class SupervisedLoop:
                 order.record()
         over = resume.finished and not (resume.foreign and self.step < (self._total or 0))
         self._events.call_begins(self.step, self._total or 0, record=agreed.record, restoring=over)
-        warn_of_no_effect(self._session)
         if over:
             self._ended()
             return

@@ -21,6 +21,7 @@ from grpo_run.runtime.history.events import RolloutTimedOut, TrainEnded, TrainSt
 from grpo_run.runtime.rank.learning import LearningGuards
 from grpo_run.runtime.rank.memory.cleanup import HostCaches, StepCleanup
 from grpo_run.runtime.rank.memory.cleanup_policy import CleanupNeed
+from grpo_run.runtime.rank.points import CallPoints
 from grpo_run.runtime.rank.saving.saver import Saver
 from grpo_run.runtime.rank.session import Session
 from grpo_run.runtime.rank.step.step_vote import NO_REQUESTS, StepVote
@@ -47,6 +48,7 @@ class StepEvents:
         step_vote: votes on the steps of this call.
         saver: takes the checkpoints of this call.
         guards: judge each step.
+        points: what features add to the call.
     """
 
     def __init__(
@@ -57,6 +59,7 @@ class StepEvents:
         saver: Saver,
         guards: LearningGuards,
         source: StepSource,
+        points: CallPoints,
     ) -> None:
         self._session = session
         self._ordinal = ordinal
@@ -64,6 +67,7 @@ class StepEvents:
         self._saver = saver
         self._guards = guards
         self._source = source
+        self._points = points
         self._cleanup = self._make_cleanup(session.config.cleanup_every)
         self._host_caches = HostCaches(session.board)
 
@@ -149,6 +153,8 @@ class StepEvents:
         session, slot = self._session, self._session.slot
         self._step_vote.collect()  # if no optimizer has taken a step
         self._host_caches.after_step()
+        for ends in self._points.step_ends:
+            ends(step)
         learning = self._guards.end_step(step, self._source.take_values())
         agreed = self._step_vote.start(
             step,
@@ -161,10 +167,9 @@ class StepEvents:
         slot.step = step
         slot.replace(Phase.data)
         self._cleanup.observe(step, session.accounting.step_ended())
-        self._trace_memory(step)
+        for begins in self._points.votes_begin:
+            begins(step)
         slot.publish()
-        if session.growth is not None:
-            session.growth.step_ended(step)
         own = None
         if learning.tripped or any(requests):  # before the next rollout, which may fail with such weights
             own = self._step_vote.collect()
@@ -186,12 +191,6 @@ class StepEvents:
         self._step_vote.collect()
         self._session.slot.state = RankState.between
         self._session.slot.publish()
-
-    def _trace_memory(self, step: int) -> None:
-        """Look at what is alive, under `--memory-trace`."""
-        session = self._session
-        if session.memory_trace is not None:
-            session.memory_trace.step_ended(step, last_step=session.slot.target_steps)
 
     def _journal_timed_out(self, agreed: VoteResult) -> None:
         """Journal, on rank 0, that a deadline has ended a rollout of the step before."""

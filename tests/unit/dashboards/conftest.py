@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
+from support.journal import event
 
 from grpo_run.runtime.history.events import CheckpointPublished
 from grpo_run.runtime.history.history import History
@@ -13,6 +14,7 @@ from grpo_run.runtime.history.no_trainer_script import NoTrainerScript, ScriptCh
 from grpo_run.runtime.history.recovery import Checkpoint, Recovery
 from grpo_run.runtime.history.status import RunStatus
 from grpo_run.runtime.history.wall_states import WallStates
+from grpo_run.runtime.launching.reading import history_parts
 from grpo_run.watchdog.memory.host_sample import HostSample, LimitUse, ProcessMemory
 from grpo_run.watchdog.memory.phase_memory import PhaseMemory, RankMemory
 from grpo_run.watchdog.observation import Phase, Slot
@@ -60,7 +62,7 @@ def make_status() -> Callable[..., RunStatus]:
     def make(*slots: Slot | None, **changes: Any) -> RunStatus:
         history = History(
             run_id="night", state="running", step=7, target_steps=100, attempts=2,
-            wall=WallStates(first=0.0, last=100.0),
+            wall=WallStates(first=0.0, last=100.0), parts=tuple(history_parts()),
             reward=0.5, warnings=3,
             checkpoint=Checkpoint(step=5, path="out/checkpoint-5", verified=True),
             snapshot_step=7,
@@ -73,7 +75,10 @@ def make_status() -> Callable[..., RunStatus]:
             ],
         )  # fmt: skip
         history.rewards.logged["length"] = {"mean": 0.5, "std": 0.25}
-        history.growth["generate"] = 1.4, "steps get slower"
+        grown = event("growth_found", phase="generate", factor=1.4, sentence="steps get slower")
+        for part in history.parts:
+            if isinstance(grown, part.EVENTS):
+                part.apply(grown)
         for step in range(8):
             history.steps.commit(0, step, 2.0 * step)
         published = CheckpointPublished(step=6, path="out", time=90.0, size_bytes=2**20, seconds=3.0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -13,6 +14,7 @@ from transformers import TrainerControl, TrainerState
 from grpo_run.runtime.rank.hooks._callback import GuardCallback, TrainerSource
 from grpo_run.runtime.rank.hooks._control import ControlVote
 from grpo_run.runtime.rank.learning import LearningGuards
+from grpo_run.runtime.rank.points import CallPoints
 from grpo_run.runtime.rank.saving._cadence import Cadence
 from grpo_run.runtime.rank.saving.saver import Saver
 from grpo_run.runtime.rank.step.events import StepEvents
@@ -72,7 +74,9 @@ class Loop:
         reader: Any = SimpleNamespace(begin_step=int, take=lambda: self.values)
         self.saver: Any = SimpleNamespace(cadence=self.cadence, stopping=False, saved_step=-1)
         self.saver.decide = functools.partial(Saver.decide, self.saver)
-        events = StepEvents(session, 1, self.step_vote, self.saver, self.guards, TrainerSource(exact, reader))
+        source = TrainerSource(exact, reader)
+        points = CallPoints(train_call=1, trainer=None, hooks=ExitStack())
+        events = StepEvents(session, 1, self.step_vote, self.saver, self.guards, source, points)
         self.state = TrainerState(global_step=0, max_steps=10)
         self.control = TrainerControl()
         loading = SimpleNamespace(in_dataloader=True, end_of_dataloader=False)

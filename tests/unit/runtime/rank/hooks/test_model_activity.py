@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from grpo_run.runtime.board.slot_writer import SlotWriter
-from grpo_run.runtime.rank.growth import StepCosts
 from grpo_run.runtime.rank.hooks.train_call import record_model_activity
 from grpo_run.watchdog.observation import Slot
 
@@ -59,7 +58,7 @@ def trainer() -> Any:
 @pytest.fixture
 def recording(slot: SlotWriter) -> Any:
     """A session with a slot and a recorder."""
-    return SimpleNamespace(slot=slot, recorder=Recorder(), step_costs=StepCosts(slot))
+    return SimpleNamespace(slot=slot, recorder=Recorder())
 
 
 def test_each_forward_pass_is_counted(trainer: Any, recording: Any, reading: Reading) -> None:

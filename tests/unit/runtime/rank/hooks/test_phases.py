@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import inspect
+from collections import Counter
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -12,7 +13,6 @@ from typing import Any
 import pytest
 
 from grpo_run.runtime.board.slot_writer import SlotWriter
-from grpo_run.runtime.rank.growth import StepCosts
 from grpo_run.runtime.rank.hooks._phases import callback_name, mark_callbacks, mark_reward, marked
 from grpo_run.runtime.rank.step.step_vote import PhaseFingerprint
 from grpo_run.runtime.upstream.patches import wrapped_methods
@@ -72,7 +72,7 @@ def test_a_reward_keeps_its_name_its_kind_and_its_signature(
     """TRL uses the name for a metric, inspects the signature, and gathers coroutines. An object's state is
     that of the moment; all completions are counted.
     """
-    wrapped = mark_reward(function, slot, StepCosts(slot))
+    wrapped = mark_reward(function, slot, Counter())
     assert wrapped.__name__ == name
     assert inspect.signature(wrapped) == inspect.signature(function)
     assert inspect.iscoroutinefunction(wrapped) is (name in ("slow_reward", "AsyncJudge"))
@@ -94,7 +94,7 @@ def test_a_reward_marks_its_phase_and_counts(slot: SlotWriter, reading: Reading)
         return [0.0] * len(completions)
 
     slot.enter(Phase.score)
-    mark_reward(reward, slot, StepCosts(slot))(["a", "b", "c"])
+    mark_reward(reward, slot, Counter())(["a", "b", "c"])
     assert during == [Phase.reward]
     assert reading().phase is Phase.score
     assert reading().rewards_scored == 3
@@ -109,7 +109,7 @@ def test_a_rewards_exception_closes_the_phase(slot: SlotWriter, reading: Reading
 
     slot.enter(Phase.score)
     with pytest.raises(KeyError) as caught:
-        mark_reward(reward, slot, StepCosts(slot))()
+        mark_reward(reward, slot, Counter())()
     assert caught.value is error
     assert reading().phase is Phase.score
 
@@ -117,16 +117,16 @@ def test_a_rewards_exception_closes_the_phase(slot: SlotWriter, reading: Reading
 @pytest.mark.parametrize("result", [None, 1.0, iter([1.0])])
 def test_a_result_without_length_is_not_counted(slot: SlotWriter, result: Any) -> None:
     """TRL decides whether to reject it."""
-    assert mark_reward(lambda: result, slot, StepCosts(slot))() is result
+    assert mark_reward(lambda: result, slot, Counter())() is result
     assert slot.rewards_scored == 0
 
 
 @pytest.mark.parametrize("model", [Module(), Module])
 def test_a_reward_model_or_a_marked_reward_is_not_wrapped(slot: SlotWriter, model: Any) -> None:
     """TRL moves modules to devices. A second `train()` call must not count twice."""
-    assert mark_reward(model, slot, StepCosts(slot)) is model
-    once = mark_reward(length_reward, slot, StepCosts(slot))
-    assert mark_reward(once, slot, StepCosts(slot)) is once
+    assert mark_reward(model, slot, Counter()) is model
+    once = mark_reward(length_reward, slot, Counter())
+    assert mark_reward(once, slot, Counter()) is once
 
 
 class Trainer:

@@ -1,0 +1,280 @@
+"""Find phases of a step that cost more and more for the same work, and what grew with them.
+
+Steps are given in blocks of equal length. A phase is compared with what it cost at the beginning, per work:
+tokens and forward passes, also per token of context, because attention costs more with length. What makes
+all phases slower, such as another job on the machine, is divided out. The rise must go on over a window of
+blocks: a step to another level is not growth, and neither is a phase that has become slower and stays so.
+Pure; fed by `rank.py`. Never a fault: it is only said.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from statistics import fmean, median
+
+from grpo_run.watchdog.text import duration_text, join_words
+
+CONTROL_PHASES = ("data", "generate", "score", "reward", "forward_backward", "optimizer")
+"""Phases that show the speed of the machine. What callbacks do is the script's own choice."""
+GROWN = 1.3
+"""A phase has grown if it costs so many times what it did."""
+BASE_BLOCKS, MOST_BASE_BLOCKS = 2, 20
+"""The first tenth of the steps is what later ones are compared with: at least and at most so many blocks."""
+FEWEST_BLOCKS, MOST_BLOCKS = 16, 64
+"""Blocks of a window. If there are more in all, pairs are joined."""
+QUARTER_PART = 0.1
+"""The part of the whole growth that comes in each quarter of a window, at least."""
+NOISE = 10.0
+"""What comes in each quarter, at least, in median differences of one block from the next, divided by the root
+of their number: three standard deviations."""
+NOTICEABLE = 0.02
+"""Part of a step that a growth takes, at least."""
+LEAST_INCREASE = {
+    "hooks": 8,
+    "threads": 8,
+    "descriptors": 32,
+    "objects": 20_000,
+    "collection": 0.0,
+    "log": 50,
+}
+"""By count, what it has increased by if it has grown."""
+COUNT_TEXTS = {
+    "hooks": "hooks of the model, from {0:.0f} to {1:.0f}",
+    "threads": "threads, from {0:.0f} to {1:.0f}",
+    "descriptors": "open files, from {0:.0f} to {1:.0f}",
+    "objects": "memory blocks of Python objects, from {0:.0f} to {1:.0f}",
+    "collection": "garbage collection, from {0:.1%} to {1:.1%} of the time",
+    "log": "log history, from {0:.0f} to {1:.0f} entries",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Block:
+    """A block of steps.
+
+    Attributes:
+        last_step: its last step.
+        seconds: by phase or callback, the median over the steps in which it ran, without what ran inside it.
+        shares: by phase or callback, the share of steps in which it ran.
+        work: how much work of each kind was done.
+        functions: by reward function, its median per step in which it ran, in seconds.
+        counts: by name of `COUNT_TEXTS`, at the end of the block.
+        most_hooks: the module with the most hooks.
+    """
+
+    last_step: int
+    seconds: Mapping[str, float]
+    shares: Mapping[str, float]
+    work: Sequence[float]
+    functions: Mapping[str, float]
+    counts: Mapping[str, float]
+    most_hooks: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PhaseGrowth:
+    """A phase or callback that costs more and more.
+
+    Attributes:
+        phase: its name.
+        factor: how many times what it cost at the beginning.
+        base_step: the last step of the beginning.
+        since_step: the step from which on it has risen.
+        lost_seconds: what it costs in addition from now to the end; None if the end is not known.
+        target_steps: the end.
+        grew: what grew with it.
+    """
+
+    phase: str
+    factor: float
+    base_step: int
+    since_step: int
+    lost_seconds: float | None
+    target_steps: int
+    grew: tuple[str, ...]
+
+    @property
+    def sentence(self) -> str:
+        """The growth as it is said."""
+        name = f"callback {self.phase}" if "." in self.phase else f"phase {self.phase}"
+        lost = ""
+        if self.lost_seconds is not None:
+            time = duration_text(self.lost_seconds)
+            lost = f", which at this rate costs {time} more by step {self.target_steps}"
+        grew = f"With it grew {join_words(self.grew)}" if self.grew else "Cannot tell what grew with it"
+        return (
+            f"steps get slower: {name} takes {self.factor:.1f} times as long for the same work as up to step"
+            f" {self.base_step}, and rises since step {self.since_step}{lost}. {grew}"
+        )
+
+
+class GrowthWatch:
+    """The blocks of one call in one attempt, and what was found in them.
+
+    Args:
+        first_step: the step before the first block.
+        target_steps: the last step of the call; 0 if not known.
+        block_steps: steps of a block.
+    """
+
+    def __init__(self, first_step: int, target_steps: int, block_steps: int) -> None:
+        self._target = target_steps
+        tenth = (target_steps - first_step) // (10 * block_steps)
+        self._base_count = min(max(BASE_BLOCKS, tenth), MOST_BASE_BLOCKS)
+        self._base_blocks: list[Block] = []
+        self._base: Block | None = None
+        self._base_step_seconds = 0.0
+        self._windows: list[_Costs] = []
+        self._together = 1
+        """How many of the blocks that are added make one of `_windows`."""
+        self._pending: list[_Costs] = []
+        self._found: set[str] = set()
+
+    def add(self, block: Block) -> PhaseGrowth | None:
+        """Add a block; return the growth that costs most of those that were not found before."""
+        if self._base is None:
+            self._base_blocks.append(block)
+            if len(self._base_blocks) == self._base_count:
+                self._base = base = _median_block(self._base_blocks)
+                self._base_blocks.clear()
+                self._base_step_seconds = sum(base.seconds[name] * base.shares[name] for name in base.seconds)
+            return None
+        self._pending.append(_Costs(last_step=block.last_step, seconds=self._normalized(self._base, block)))
+        if len(self._pending) < self._together:
+            return None
+        self._windows.append(_joined(self._pending))
+        self._pending.clear()
+        if len(self._windows) >= MOST_BLOCKS:
+            self._windows = [_joined(self._windows[at : at + 2]) for at in range(0, len(self._windows), 2)]
+            self._together *= 2
+        found = [self._growth(self._base, block, phase) for phase in self._windows[-1].seconds]
+        if not any(found):
+            return None
+        _, growth = max((one for one in found if one is not None), key=lambda one: one[0])
+        self._found.add(growth.phase)
+        return growth
+
+    def _growth(self, base: Block, block: Block, phase: str) -> tuple[float, PhaseGrowth] | None:
+        """Return what a phase costs more per step in seconds, and its growth."""
+        if phase in self._found:
+            return None
+        before = base.seconds[phase]
+        blocks = [one for one in self._windows if phase in one.seconds]
+        costs = [one.seconds[phase] for one in blocks]
+        for length in (len(costs), len(costs) // 2, len(costs) // 4):
+            if length >= FEWEST_BLOCKS and rises(window := costs[-length:], before):
+                break
+        else:
+            return None
+        now = _quarters(window)[-1]
+        excess = (now - before) * block.shares.get(phase, base.shares[phase])
+        if excess < NOTICEABLE * self._base_step_seconds:
+            return None
+        level = before + QUARTER_PART * (now - before)
+        since = max((one.last_step for one in blocks if one.seconds[phase] < level), default=base.last_step)
+        lost, remaining = None, self._target - block.last_step
+        if remaining > 0:
+            lost = remaining * (excess + excess / max(1, block.last_step - since) * remaining / 2)
+        return excess, PhaseGrowth(
+            phase=phase,
+            factor=now / before,
+            base_step=base.last_step,
+            since_step=since,
+            lost_seconds=lost,
+            target_steps=self._target,
+            grew=_grew_with(phase, base, block),
+        )
+
+    def _normalized(self, base: Block, block: Block) -> dict[str, float]:
+        """Return what phases cost for the work of the beginning, on the machine as it was then."""
+        # the kind of work that has grown most
+        work = max(
+            [1.0, *(now / before for now, before in zip(block.work, base.work, strict=True) if before)]
+        )
+        costs = {name: value / work for name, value in block.seconds.items() if base.seconds.get(name)}
+        if any(_has_grown(name, base, block) for name in ("hooks", "threads", "collection")):
+            return costs  # the process itself makes all phases slower
+        least = 0.5 * NOTICEABLE * self._base_step_seconds
+        slower = {
+            name: costs[name] / base.seconds[name]
+            for name in CONTROL_PHASES
+            if name in costs and base.seconds[name] > least
+        }
+        return {
+            name: cost / max(1.0, min((slower[one] for one in slower if one != name), default=1.0))
+            for name, cost in costs.items()
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Costs:
+    """What phases cost in one or several blocks."""
+
+    last_step: int
+    seconds: Mapping[str, float]
+
+
+def _joined(blocks: Sequence[_Costs]) -> _Costs:
+    names = {name for one in blocks for name in one.seconds}
+    seconds = {name: fmean(one.seconds[name] for one in blocks if name in one.seconds) for name in names}
+    return _Costs(last_step=blocks[-1].last_step, seconds=seconds)
+
+
+def _median_block(blocks: Sequence[Block]) -> Block:
+    def medians(field: str) -> dict[str, float]:
+        names = {name for one in blocks for name in getattr(one, field)}
+        return {
+            name: median(getattr(one, field)[name] for one in blocks if name in getattr(one, field))
+            for name in names
+        }
+
+    return Block(
+        last_step=blocks[-1].last_step,
+        seconds=medians("seconds"),
+        shares=medians("shares"),
+        work=[fmean(kind) for kind in zip(*(one.work for one in blocks), strict=True)],
+        functions=medians("functions"),
+        counts=medians("counts"),
+    )
+
+
+def _has_grown(name: str, base: Block, block: Block) -> bool:
+    before, now = base.counts.get(name, 0.0), block.counts.get(name, 0.0)
+    return now >= GROWN * before and now - before >= LEAST_INCREASE[name]
+
+
+def _grew_with(phase: str, base: Block, block: Block) -> tuple[str, ...]:
+    texts = []
+    if phase == "reward":
+        texts += [
+            f"reward function {name}"
+            for name, seconds in block.functions.items()
+            if seconds >= GROWN * base.functions.get(name, math.inf)
+        ]
+    for name, text in COUNT_TEXTS.items():
+        # the log always grows, and only callbacks are given it
+        if _has_grown(name, base, block) and (name != "log" or "." in phase):
+            texts.append(text.format(base.counts.get(name, 0.0), block.counts[name]))
+            if name == "hooks" and block.most_hooks:
+                texts[-1] += f" (most in {block.most_hooks})"
+    return tuple(texts)
+
+
+def rises(window: Sequence[float], base: float) -> bool:
+    """Whether costs have grown beyond `GROWN` and rise in every quarter of a window."""
+    quarters = _quarters(window)
+    if quarters[3] < GROWN * base:
+        return False
+    differences = [later - earlier for earlier, later in pairwise(window)]
+    usual = median(differences)
+    noise = median(abs(difference - usual) for difference in differences)
+    least = max(QUARTER_PART * (quarters[3] - base), NOISE * noise / math.sqrt(len(window)))
+    return all(later - earlier >= least for earlier, later in pairwise(quarters))
+
+
+def _quarters(window: Sequence[float]) -> list[float]:
+    edges = [round(part * len(window) / 4) for part in range(5)]
+    return [median(window[begin:end]) for begin, end in pairwise(edges)]
