@@ -43,7 +43,7 @@ DECIDERS = {
         "events", "history", "progress", "sample_masking", "lifecycle",
         "no_trainer_script", "recovery", "rewards", "totals", "train_calls", "wall_states",
     },
-    "runtime.features.memory_plan": {"events", "plan", "settings", "shown"},
+    "runtime.features.memory_plan": {"shown"},
     "runtime.features.memory_trace": {"events", "settings"},
     "runtime.features.phase_growth": {"events", "watch"},
     "runtime.features.quarantine": {"events", "settings", "shown"},
