@@ -40,7 +40,7 @@ from grpo_run.runtime.launch.inputs import (
     files_named,
 )
 from grpo_run.runtime.launch.option import changed_training
-from grpo_run.runtime.rank.rollouts.caps_settings import GenerationSettings
+from grpo_run.runtime.rank.rollouts.caps_settings import GenerationOptions
 from grpo_run.runtime.snapshots.ownership import recorded_areas
 from grpo_run.runtime.snapshots.slot import STAGED
 
@@ -165,7 +165,7 @@ PARALLELISM = ("ACCELERATE_", "FSDP_")
 
 def inputs_of(config: RunConfig, script: Path) -> Inputs:
     """Read what the result of a run depends on besides its command, with the file that will run."""
-    settings = changed_training(GenerationSettings(caps=config.generation), config.masking, config)
+    settings = changed_training(GenerationOptions(caps=config.generation), config.masking, config)
     parallelism = {name: value for name, value in config.environment.items() if name.startswith(PARALLELISM)}
     return collect([script, *files_named(config.arguments)], os.environ, {**settings, **parallelism})
 

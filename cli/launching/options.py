@@ -32,7 +32,7 @@ from grpo_run.runtime.launch.config import (
     Timeouts,
 )
 from grpo_run.runtime.launch.option import Option, OptionGroup, default_of, option, options_of
-from grpo_run.runtime.rank.rollouts.caps_settings import GenerationSettings
+from grpo_run.runtime.rank.rollouts.caps_settings import GenerationOptions
 
 USAGE = """\
 grpo-run launch [options] SCRIPT.py [script arguments]
@@ -142,7 +142,7 @@ class LaunchOptions:
 
 def declared() -> Iterator[tuple[Option, Any]]:
     """Yield every option of ours with its default: of the launch, of the core, and of the features."""
-    core = (LaunchOptions, RunConfig, MaskingSettings, GenerationSettings, DeadlineOptions, Timeouts)
+    core = (LaunchOptions, RunConfig, MaskingSettings, GenerationOptions, DeadlineOptions, Timeouts)
     for settings in (*core, *feature_settings()):
         for field, found in options_of(settings):
             yield found, default_of(field)

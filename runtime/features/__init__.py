@@ -23,9 +23,19 @@ import importlib
 import importlib.util
 from types import ModuleType
 
-from grpo_run.runtime.features import memory_plan, memory_trace, phase_growth, quarantine, trackers
+from grpo_run.runtime.features import (
+    injections,
+    memory_plan,
+    memory_trace,
+    phase_growth,
+    quarantine,
+    reward_workers,
+    trackers,
+)
 
-FEATURES: tuple[ModuleType, ...] = (memory_plan, quarantine, trackers, phase_growth, memory_trace)
+FEATURES: tuple[ModuleType, ...] = (
+    injections, memory_plan, reward_workers, quarantine, trackers, phase_growth, memory_trace,
+)  # fmt: skip
 """All features, in the order in which they are asked."""
 
 

@@ -18,17 +18,10 @@ import pydantic
 from grpo_run.runtime.errors import ConfigError
 from grpo_run.runtime.launch.guard_options import GRAMMAR as GUARD_GRAMMAR
 from grpo_run.runtime.launch.guard_options import parse_guards
-from grpo_run.runtime.launch.injections import GRAMMAR, Injection, help_text, parse_all, parse_injection
 from grpo_run.runtime.launch.option import OptionGroup, option
 from grpo_run.watchdog.learning_rules import GuardResponse, LearningGuard, Rules
 from grpo_run.watchdog.stalls.deadlines import DeadlineSettings
 
-InjectionText = Annotated[
-    Injection,
-    pydantic.PlainValidator(lambda value: value if isinstance(value, Injection) else parse_injection(value)),
-    pydantic.PlainSerializer(str, return_type=str),
-]
-"""An injection, encoded as its canonical text."""
 PathText = Annotated[Path, pydantic.PlainSerializer(str, return_type=str)]
 CAPPED_ENDS = ("length", "repetition", "deadline")
 """How a cap ends a completion."""
@@ -287,19 +280,6 @@ class RunConfig:
         " at most 16 MiB for each rank",
     )  # fmt: skip
     """How many groups of each rollout ranks keep in the run directory."""
-    reward_workers: int = option(
-        0, "--reward-workers", group=OptionGroup.training, metavar="N", kind=int,
-        help="run the reward functions of each rank in N worker processes, where a hanging call is killed,"
-        " and only the samples that it fails on are excluded (default: 0; a function that has"
-        " failed twice at one step is moved to a worker in any case)",
-    )  # fmt: skip
-    """Worker processes of each rank that run its reward functions; 0 to run them in the rank."""
-    reward_timeout_seconds: float | None = option(
-        None, "--reward-timeout", group=OptionGroup.training, metavar="SECONDS", kind=float,
-        help="longest time of one call of a reward function in a worker (default: learned, below the hang"
-        " detector's)",
-    )  # fmt: skip
-    """Longest time of one call of a reward function in a worker; None to learn it."""
     masking: MaskingSettings = field(default_factory=MaskingSettings)
     """Which samples leave baseline and loss."""
     guards: Rules = option(
@@ -310,18 +290,6 @@ class RunConfig:
         " then stops; may be repeated (default: nonfinite=roll-back, the others warn)",
     )  # fmt: skip
     """What the learning guards do."""
-    injections: tuple[InjectionText, ...] = option(
-        (), "--inject", group=OptionGroup.injection, metavar=GRAMMAR.partition("[")[0], repeated=True,
-        read=parse_all, listed=help_text,
-        help=f"inject one fault into one rank, once in the run: {GRAMMAR}; may be repeated; `--inject help`"
-        " lists the kinds",
-    )  # fmt: skip
-    """Faults to inject."""
-    strict_faults: bool = option(
-        False, "--strict-faults", group=OptionGroup.injection,
-        help="end with exit code 93 if an injected fault never happened (default: say so at the end)",
-    )  # fmt: skip
-    """Whether a run in which an injected fault never happened has failed."""
     features: dict[str, dict[str, Any]] = field(default_factory=dict)
     """Settings of features that the user has given, as JSON values, by the feature's name; see `of`."""
     expected_distributed_type: str | None = None
@@ -337,7 +305,6 @@ class RunConfig:
         counts = {
             "--cleanup-every must be 0 (never)": self.cleanup_every,
             "--log-completions must be 0 (none)": self.log_completions,
-            "--reward-workers must be 0 (none)": self.reward_workers,
         }
         for rule, count in counts.items():
             if count < 0:
@@ -346,8 +313,6 @@ class RunConfig:
             raise ConfigError(
                 f"--snapshot-every must be 0 (never), 1 or more, or auto, not {self.snapshot_every}"
             )
-        if self.reward_timeout_seconds is not None and not 0 < self.reward_timeout_seconds < float("inf"):
-            raise ConfigError(f"--reward-timeout {self.reward_timeout_seconds:g}: must be above 0 seconds")
         # otherwise the hang detector would kill ranks that are about to report their own timeout
         if not self.deadlines.ceiling_seconds > self.timeouts.vote_seconds:
             raise ConfigError(

@@ -41,17 +41,18 @@ DECIDERS = {
     "runtime.checkpoints": {"compatibility"},
     "runtime.history": {
         "events", "history", "progress", "sample_masking", "lifecycle",
-        "no_trainer_script", "recovery", "rewards", "totals", "train_calls", "wall_states",
+        "no_trainer_script", "recovery", "totals", "train_calls", "wall_states",
     },
+    "runtime.features.injections": {"events"},
     "runtime.features.memory_plan": {"shown"},
     "runtime.features.memory_trace": {"events", "settings"},
     "runtime.features.phase_growth": {"events", "watch"},
     "runtime.features.quarantine": {"events", "settings", "shown"},
+    "runtime.features.reward_workers": {"deadlines", "events", "settings"},
     "runtime.features.trackers": {"events"},
-    "runtime.launch": {"config", "guard_options", "injections", "option"},
+    "runtime.launch": {"config", "guard_options", "option"},
     "runtime.memory": {"facts"},
     "runtime.rank.memory": {"cleanup_policy"},
-    "runtime.rank.rewards": {"deadlines"},
     "runtime.rank.saving": {"cadence"},
     "runtime.snapshots": {"drain_messages"},
     "runtime.supervisor": {"policy", "stop_means"},
@@ -154,7 +155,7 @@ def test_the_forkserver_imports_what_a_rank_uses() -> None:
     used = {name for folder in folders for name in modules_in(f"runtime.rank.{folder}")} | modules_in(
         "runtime.rank"
     )
-    only_if_used = {"runtime.rank.consensus", "runtime.rank.injected_faults", "runtime.rank.injector"}
+    only_if_used = {"runtime.rank.consensus"}
     named = {word.removeprefix("grpo_run.") for word in imports("runtime.rank.preload")} & FILES.keys()
     loaded = {"runtime.rank.preload"}.union(*(modules_loaded_with(name)[0] for name in named))
     assert used - loaded <= only_if_used
@@ -177,10 +178,14 @@ def test_no_module_imports_a_folder_without_its_package() -> None:
 def process(name: str) -> str:
     """Return the folder of the one process in which a module runs; empty for what several share.
 
-    A feature's module is named for it. The composition of processes may import both.
+    A feature's module is named for it, and a private one is of the process in which all who import it are.
+    The composition of processes may import both.
     """
     parts = name.split(".")
     if parts[:2] == ["runtime", "features"] and len(parts) == 4:
+        if parts[3].startswith("_"):
+            users = {process(user) for user in modules_in(".".join(parts[:3])) if name in edges(user)}
+            return users.pop() if len(users) == 1 else ""
         return f"runtime.{parts[3]}" if f"runtime.{parts[3]}" in PROCESSES else ""
     return next((folder for folder in PROCESSES if f"{name}.".startswith(f"{folder}.")), "")
 

@@ -12,11 +12,11 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
-from grpo_run.runtime.rank.hooks._phases import mark_rewards, marked
+from grpo_run.runtime.rank.generators import read_generators, write_generators
+from grpo_run.runtime.rank.hooks._phases import marked
+from grpo_run.runtime.rank.hooks._reward_functions import rewards_wrapped
 from grpo_run.runtime.rank.hooks._tools import mark_tools
 from grpo_run.runtime.rank.points import RolloutPoints
-from grpo_run.runtime.rank.rewards.generators import read_generators, write_generators
-from grpo_run.runtime.rank.rewards.served import rewards_of
 from grpo_run.runtime.rank.rollouts.capping import Capping, capping_of
 from grpo_run.runtime.rank.rollouts.counting import counted
 from grpo_run.runtime.rank.rollouts.kept_completions import KeptCompletions
@@ -46,9 +46,8 @@ def rollouts_hooked(
     session = guard.session
     slot, fingerprint = session.slot, step_vote.fingerprint
     with ExitStack() as hooks:
-        hooks.enter_context(rewards_of(session).served(trainer))
         caps = capping_of(trainer, session, train_call, step_vote.report_timed_out)
-        points = RolloutPoints()
+        points = RolloutPoints(facts=facts)
         for feature in guard.features:
             feature.rollouts(trainer, session, train_call, points)
         masking = SampleMasking(
@@ -81,7 +80,7 @@ def rollouts_hooked(
             ),
             "evaluate": (marked(Phase.eval, slot, fingerprint),),
         }
-        mark_rewards(trainer, slot, session.reward_seconds)
+        hooks.enter_context(rewards_wrapped(trainer, session, points.reward_functions))
         if caps is not None:
             hooks.enter_context(caps.prepared())
         hooks.enter_context(wrapped_methods(trainer, around))
