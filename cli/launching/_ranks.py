@@ -183,7 +183,7 @@ def rank_environment(supervisor: Supervisor, rank: int, world_size: int) -> dict
     return environment
 
 
-PRELOAD = ("grpo_run.runtime.rank.preload", ENTRY.partition(":")[0])
+PRELOAD = ("grpo_run.runtime.launching.preload", ENTRY.partition(":")[0])
 
 
 def own_processes(config: RunConfig, token: str) -> tuple[dict[str, str], RunProcesses]:

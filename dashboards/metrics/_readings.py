@@ -14,7 +14,6 @@ from importlib.metadata import version
 from grpo_run.dashboards.metrics.labels import (
     ACTIONS,
     CAUSES,
-    MASKING_REASONS,
     OUTCOMES,
     PHASES,
     RANK_STATES,
@@ -197,13 +196,6 @@ def last_incident(observation: RunObservation) -> Iterator[Sample]:
 def lost_steps(observation: RunObservation) -> float:
     """The number of committed steps that recoveries repeated."""
     return float(sum(recovery.lost_steps or 0 for recovery in observation.status.history.recoveries))
-
-
-def samples_masked(observation: RunObservation) -> Iterator[Sample]:
-    """The number of samples excluded from the loss, by reason."""
-    counts = observation.status.history.masked.samples
-    for reason in MASKING_REASONS:
-        yield (reason,), float(counts[reason])
 
 
 def reward_calls(observation: RunObservation) -> Iterator[Sample]:

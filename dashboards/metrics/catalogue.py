@@ -42,7 +42,6 @@ from grpo_run.dashboards.metrics._readings import (
     reward_seconds,
     run_info,
     run_state,
-    samples_masked,
     script_checkpoint_age,
     snapshot_step,
     wall_seconds,
@@ -57,7 +56,6 @@ from grpo_run.dashboards.metrics.labels import (
     GUARD,
     LAST_ACTION,
     LAST_CAUSE,
-    MASKING,
     OUTCOME,
     PHASE,
     RANK_STATE,
@@ -280,27 +278,6 @@ RUN_METRICS: tuple[Metric[RunObservation], ...] = (
         help="Restarts that repeated or left out work of which the run had a checkpoint.",
     ),
     Metric(
-        name="grpo_samples_masked_total", kind="counter", unit="count", labels=(MASKING,),
-        read=samples_masked,
-        help="Samples left out of baseline and loss, by reason; steps repeated after a recovery count again.",
-    ),
-    Metric(
-        name="grpo_groups_masked_total", kind="counter", unit="count",
-        read=run_value(lambda run: float(run.status.history.masked.groups)),
-        help="Groups of completions of which no sample was left.",
-    ),
-    Metric(
-        name="grpo_steps_without_samples_total", kind="counter", unit="steps",
-        read=run_value(lambda run: float(run.status.history.masked.steps_without_samples)),
-        help="Optimizer steps of rollouts of which no sample was left; the optimizer's momentum still moved"
-        " the weights.",
-    ),
-    Metric(
-        name="grpo_rewards_repeated_total", kind="counter", unit="count",
-        read=run_value(lambda run: float(run.status.history.masked.repeated_rewards)),
-        help="Rollouts whose rewards were computed once more, because too many samples had no valid reward.",
-    ),
-    Metric(
         name="grpo_reward_calls_total", kind="counter", unit="count", labels=(REWARD_FUNCTION,),
         read=reward_calls,
         help="Calls of each reward function over all ranks, about once per minute; further functions"
@@ -326,12 +303,6 @@ RUN_METRICS: tuple[Metric[RunObservation], ...] = (
     Metric(
         name="grpo_guard_trips_total", kind="counter", unit="count", labels=(GUARD,), read=guard_trips,
         help="How often each learning guard has tripped, whatever followed.",
-    ),
-    Metric(
-        name="grpo_nan_read_as_none_total", kind="counter", unit="count",
-        read=run_value(lambda run: float(run.status.history.masked.nan_read_as_none)),
-        help="NaN rewards read as not applicable, because a function returned NaN for all completions"
-        " of a prompt.",
     ),
     Metric(
         name="grpo_warnings_total", kind="counter", unit="count",

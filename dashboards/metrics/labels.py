@@ -9,7 +9,6 @@ from __future__ import annotations
 from grpo_run.runtime.features import shown
 from grpo_run.runtime.history.lifecycle import RunState
 from grpo_run.runtime.history.recovery import Action
-from grpo_run.runtime.history.sample_masking import MaskingReason
 from grpo_run.runtime.history.totals import MOST_FUNCTIONS, CheckpointResult
 from grpo_run.runtime.history.wall_states import WallState
 from grpo_run.runtime.metrics import Label
@@ -92,6 +91,4 @@ CHECKPOINT_RESULT = Label(name="result", values=tuple(result.value for result in
 WALL_STATE = Label(name="state", values=tuple(state.value for state in WallState))
 OUTCOMES = ("recovered", "gave_up")
 OUTCOME = Label(name="outcome", values=OUTCOMES)
-MASKING_REASONS = (*map(str, MaskingReason), *shown("MASKING_REASONS"))
-MASKING = Label(name="reason", values=MASKING_REASONS)
 VERSION = Label(name="version", values=None, exclusive=True)

@@ -1,6 +1,6 @@
 """The events of the run itself: its lifecycle, steps, checkpoints and faults.
 
-What is replayed from other events stands beside them: masked samples in `sample_masking.py`, and so on.
+What is replayed from other events stands beside them: totals in `totals.py`, and so on.
 `history.py` lists all that a history is made of. Written by the supervisor and the ranks. Fields are those of
 the file, so a name that is in use stays; a field with a default may be missing in a journal that another
 release has begun. Plain data.
@@ -367,10 +367,6 @@ class Reseeded(Event, kw_only=True):
     """From this step on, ranks draw other random numbers, see `recovery.FreshSeeds`."""
 
     order: int
-
-
-class RolloutTimedOut(Event, kw_only=True):
-    """A deadline has ended a rollout of the step."""
 
 
 class MemoryCleaned(Event, kw_only=True, tag="cleanup"):

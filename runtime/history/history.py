@@ -70,13 +70,6 @@ from grpo_run.runtime.history.recovery import (
     apply_progress,
     apply_resumed,
 )
-from grpo_run.runtime.history.sample_masking import (
-    GroupMasked,
-    MaskedSamples,
-    NanReadAsNone,
-    RewardsRepeated,
-    SampleMasked,
-)
 from grpo_run.runtime.history.totals import CheckpointTotals, RankTotals, RewardCalls, RewardTotals
 from grpo_run.runtime.history.train_calls import KnownCall, TrainCalls
 from grpo_run.runtime.history.wall_states import WallState, WallStates
@@ -111,6 +104,10 @@ class HistoryPart:
 
     def notes(self) -> Sequence[str]:
         """Return lines for `grpo-run status` and reports."""
+        return ()
+
+    def ended(self) -> Sequence[str]:
+        """Return sentences for the end of the run, and for the report of an incident."""
         return ()
 
     def pace(self) -> Sequence[str]:
@@ -180,8 +177,6 @@ class History:
     steps: StepTimes = field(default_factory=StepTimes)
     calls: TrainCalls = field(default_factory=TrainCalls)
     """The run's `train()` calls."""
-    masked: MaskedSamples = field(default_factory=MaskedSamples)
-    """Samples that were excluded from the loss."""
     fresh_because: str = ""
     """Why ranks of this launch cannot be forked from the warm interpreter; found by a rank of an earlier
     attempt.
@@ -306,8 +301,6 @@ class History:
                 self.memory_restarts.short += 1
             case MemoryRestart():
                 self.memory_restarts.apply_restart(event)
-            case SampleMasked() | GroupMasked() | NanReadAsNone() | RewardsRepeated():
-                self.masked.apply(event)
             case RewardCalls():
                 self.rewards.apply(event)
         for part in self.parts:
@@ -534,7 +527,6 @@ EVENTS: tuple[type[Event], ...] = (
     IncidentConfirmed, ActionChosen, LearningGuardTripped,
     TrainsWithoutTrainer, StateSaved, ScriptCheckpointSaved,
     MemoryShort, MemoryRestart,
-    SampleMasked, GroupMasked, NanReadAsNone, RewardsRepeated,
     RewardCalls,
 )  # fmt: skip
 """All events that a reader of a run takes as such; others are for people, and for one reader each."""

@@ -23,8 +23,6 @@ from grpo_run.watchdog.learning_rules import GuardResponse, LearningGuard, Rules
 from grpo_run.watchdog.stalls.deadlines import DeadlineSettings
 
 PathText = Annotated[Path, pydantic.PlainSerializer(str, return_type=str)]
-CAPPED_ENDS = ("length", "repetition", "deadline")
-"""How a cap ends a completion."""
 STOP_SECONDS = 300.0
 """Default of `--stop-timeout`."""
 _BOUNDS = DeadlineSettings()
@@ -102,46 +100,6 @@ class Budget:
     def __post_init__(self) -> None:
         if self.failures_without_progress < 0:
             raise ConfigError(f"--max-restarts must be 0 or more, not {self.failures_without_progress}")
-
-
-def _ends(text: str) -> tuple[str, ...]:
-    return () if text == "none" else tuple(word.strip() for word in text.split(","))
-
-
-@dataclass(frozen=True, kw_only=True)
-class MaskingSettings:
-    """Which samples leave baseline and loss, besides those without a valid reward, and when rewards are
-    repeated.
-
-    Raises:
-        ConfigError: a value is out of range.
-    """
-
-    masked_ends: tuple[str, ...] = option(
-        ("repetition", "deadline"), "--mask-capped", group=OptionGroup.training, metavar="ENDS|none",
-        read=_ends, changes_training=True,
-        help="completions to leave out of baseline and loss, by how a cap has ended them:"
-        f" {', '.join(CAPPED_ENDS)}",
-    )  # fmt: skip
-    """Completions that a cap has cut for these reasons are masked."""
-    repeat_rewards_above: float = option(
-        0.5, "--repeat-rewards-above", group=OptionGroup.training, metavar="SHARE", kind=float,
-        changes_training=True,
-        help="compute the rewards of a rollout once more if more than this share of its samples has no valid"
-        " reward; 1 for never",
-    )  # fmt: skip
-    """Share of a rollout's samples without a valid reward above which its rewards are computed once more."""
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.repeat_rewards_above <= 1:
-            raise ConfigError(
-                f"--repeat-rewards-above {self.repeat_rewards_above:g}: must be a share from 0 to 1 (never)"
-            )
-        unknown = [end for end in self.masked_ends if end not in CAPPED_ENDS]
-        if unknown:
-            raise ConfigError(
-                f"--mask-capped {','.join(unknown)}: give none, or some of {', '.join(CAPPED_ENDS)}"
-            )
 
 
 class NamedSettings(Protocol):
@@ -274,14 +232,6 @@ class RunConfig:
     """Optimizer steps after which it is considered whether freeing memory pays; 0 for never."""
     generation: dict[str, int | float] = field(default_factory=dict)
     """Fields of the script's GRPO or RLOO configuration that the run overrides."""
-    log_completions: int = option(
-        0, "--log-completions", group=OptionGroup.training, metavar="N", kind=int,
-        help="keep N groups of each rollout, with their rewards, in the run directory for `grpo-run serve`,"
-        " at most 16 MiB for each rank",
-    )  # fmt: skip
-    """How many groups of each rollout ranks keep in the run directory."""
-    masking: MaskingSettings = field(default_factory=MaskingSettings)
-    """Which samples leave baseline and loss."""
     guards: Rules = option(
         Rules, "--guard", group=OptionGroup.training, metavar=GUARD_GRAMMAR, repeated=True,
         read=parse_guards, most_used=True,
@@ -302,10 +252,7 @@ class RunConfig:
     """CPUs that each local rank may use (`--numa-binding`); empty for those of this process."""
 
     def __post_init__(self) -> None:
-        counts = {
-            "--cleanup-every must be 0 (never)": self.cleanup_every,
-            "--log-completions must be 0 (none)": self.log_completions,
-        }
+        counts = {"--cleanup-every must be 0 (never)": self.cleanup_every}
         for rule, count in counts.items():
             if count < 0:
                 raise ConfigError(f"{rule} or more, not {count}")

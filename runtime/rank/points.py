@@ -1,14 +1,15 @@
 """The points at which features take part in a rank.
 
 In this order: `fork` first of all; `script_begins` before the script's first line, called by
-`hooks/attach.py`; for each trainer `check_trainer`; `call` for each call, once before training, and
-`rollouts` for a trainer that generates; `end` when the script is over. What `rollouts` adds is called around
-every rollout by `hooks/_rollout_hooks.py`, which has the order of all calls, and what `call` adds at each
-step by `step/events.py`. Plain data, and methods that do nothing.
+`hooks/attach.py`; for each trainer `check_trainer` and `needs`; `call` for each call, once before training,
+and `rollouts` for a trainer that generates; `end` when the script is over. What `rollouts` adds is called
+around every rollout by `hooks/_rollout_hooks.py`, which has the order of all calls, and what `call` adds at
+each step by `step/events.py`. Plain data, and methods that do nothing.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -16,7 +17,10 @@ from typing import Any, ClassVar, TypeVar
 
 from grpo_run.runtime.launch.rank_settings import RankSettings
 from grpo_run.runtime.rank.session import Session
+from grpo_run.runtime.rank.trainer_facts import TrainerFacts
+from grpo_run.runtime.upstream.features import Feature
 from grpo_run.runtime.upstream.patches import Handler
+from grpo_run.watchdog.observation import EndReason
 
 Step = Callable[[int], None]
 """Takes the number of an optimizer step, from 1."""
@@ -58,24 +62,56 @@ RewardWrapper = Callable[[Any, str, Callable[..., Any]], Callable[..., Any]]
 """Returns what is called in place of a reward function, from the function, its name, and what calls it in the
 rank: that, or something that may call it.
 """
+EndReasons = Callable[[], Sequence[EndReason] | None]
+"""Says why each completion of this rank's last rollout ended; None where only its tokens tell."""
+
+
+class Failed(float):
+    """A reward that could not be computed, made by `failed`.
+
+    TRL sees minus infinity, which survives its conversion to a tensor and its gather over the ranks.
+    """
+
+    reason: str
+
+
+def failed(reason: str) -> Failed:
+    """Return the reward of a sample for which a function has failed: the row leaves for this reason."""
+    made = Failed(-math.inf)
+    made.reason = reason
+    return made
 
 
 @dataclass(kw_only=True)
 class RolloutPoints:
-    """What features add to the rollouts of one trainer.
+    """What features add to the rollouts of one trainer. Of each list, the first handler is the outermost.
 
     Attributes:
+        facts: of the trainer.
         inputs: called around everything that is done for a rollout; they get the rows of the data set, and
             may pass on others.
+        scoring: called around TRL's scoring of a rollout, inside its phase; they get the same rows, and
+            what they return is the rollout that is trained on.
+        generation: called around the generation of a rollout, inside its phase.
+        turns: called around each turn of it: one, or several if completions call tools.
+        rewards: called around the computation of rewards, outside its phase; they get what it is called
+            with, and may return another table.
         reward_functions: what is called in place of each reward function, from the inside out.
-        turns: called around each turn of generation, inside the caps.
         leaving: why rows are left out of baseline and loss. The words are labels in the metrics.
+        ends: says why completions ended, if a feature ends them.
+        hooks: are closed when the trainer has trained.
     """
 
+    facts: TrainerFacts
     inputs: list[Handler] = field(default_factory=list)
-    reward_functions: list[RewardWrapper] = field(default_factory=list)
+    scoring: list[Handler] = field(default_factory=list)
+    generation: list[Handler] = field(default_factory=list)
     turns: list[Handler] = field(default_factory=list)
+    rewards: list[Handler] = field(default_factory=list)
+    reward_functions: list[RewardWrapper] = field(default_factory=list)
     leaving: list[RowReasons] = field(default_factory=list)
+    ends: EndReasons = lambda: None
+    hooks: ExitStack = field(default_factory=ExitStack)
 
     def row_reasons(self) -> Sequence[str] | None:
         """Return the first reason of each row."""
@@ -112,11 +148,18 @@ class RankFeature:
     name: ClassVar[str]
     """Under which its settings are in `RankSettings.features`."""
 
+    preloaded: ClassVar[tuple[str, ...]] = ()
+    """Names of its modules that need torch, which the forkserver of the ranks imports in advance."""
+
     def fork(self, settings: RankSettings) -> None:
         """Fork what is to have the libraries of this process: it has one thread, and no accelerator."""
 
     def script_begins(self, session: Session) -> None:
         """Watch what the script imports. Neither torch nor transformers may be imported yet."""
+
+    def needs(self, session: Session) -> tuple[Feature, ...]:
+        """Return what it needs of transformers and TRL in this run: users are told if a release lacks it."""
+        return ()
 
     def check_trainer(self, session: Session, trainer: Any) -> None:
         """Check a trainer that is about to train, or that the script asks to check.
@@ -130,6 +173,9 @@ class RankFeature:
 
         Args:
             train_call: number of the call in the run.
+
+        Raises:
+            ConfigError: the trainer cannot do what the run asks for.
         """
 
     def call(self, session: Session, points: CallPoints) -> None:

@@ -37,9 +37,6 @@ class Flags(NamedTuple):
     """A loss or the gradient of this step was not finite."""
     tripped: bool = False
     """A learning guard whose response ends the attempt has tripped at this step."""
-
-    timed_out: bool = False
-    """A deadline has ended a rollout of this step."""
     collect: bool = False
     """Collect garbage after the next step: a rank's memory has grown."""
     release: bool = False

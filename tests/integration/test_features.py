@@ -43,7 +43,7 @@ def words_of(name: str) -> list[str]:
         shown = __import__(f"grpo_run.runtime.features.{name}.shown", fromlist=["shown"])
     except ModuleNotFoundError:
         return []
-    return [*getattr(shown, "ACTIONS", ()), *getattr(shown, "MASKING_REASONS", ())]
+    return [*getattr(shown, "ACTIONS", ())]
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -40,17 +40,20 @@ DECIDERS = {
     "runtime": {"call_names", "errors", "event"},
     "runtime.checkpoints": {"compatibility"},
     "runtime.history": {
-        "events", "history", "progress", "sample_masking", "lifecycle",
+        "events", "history", "progress", "lifecycle",
         "no_trainer_script", "recovery", "totals", "train_calls", "wall_states",
     },
+    "runtime.features.caps": {"settings"},
     "runtime.features.injections": {"events"},
+    "runtime.features.kept_completions": {"settings"},
+    "runtime.features.masking": {"events", "selection", "settings"},
     "runtime.features.memory_plan": {"events", "plan", "settings", "shown"},
     "runtime.features.memory_trace": {"events", "settings"},
     "runtime.features.phase_growth": {"events", "watch"},
     "runtime.features.quarantine": {"events", "settings", "shown"},
     "runtime.features.reward_workers": {"deadlines", "events", "settings"},
     "runtime.features.trackers": {"events"},
-    "runtime.launch": {"config", "guard_options", "option"},
+    "runtime.launch": {"config", "generation_caps", "guard_options", "option"},
     "runtime.memory": {"facts"},
     "runtime.rank.memory": {"cleanup_policy"},
     "runtime.rank.saving": {"cadence"},
@@ -84,9 +87,7 @@ LIGHT = (
     "runtime.launch.rank_settings",
     "runtime.processes.forkserver",
     "runtime.rank.hooks.attach",
-    "runtime.rank.rollouts.caps_settings",
-    "runtime.rank.rollouts.masking_selection",
-    "runtime.rank.rollouts.reward_outputs",
+    "runtime.rank.rollouts.limits",
     "runtime.upstream.trainer_names",
     "runtime.upstream.versions",
     "trainers",
@@ -178,7 +179,8 @@ def test_no_module_imports_a_folder_without_its_package() -> None:
 def process(name: str) -> str:
     """Return the folder of the one process in which a module runs; empty for what several share.
 
-    A feature's module is named for it, and a private one is of the process in which all who import it are.
+    A feature's module is named for it (what scripts call runs in ranks), and a private one is of the process
+    in which all who import it are.
     The composition of processes may import both.
     """
     parts = name.split(".")
@@ -186,7 +188,8 @@ def process(name: str) -> str:
         if parts[3].startswith("_"):
             users = {process(user) for user in modules_in(".".join(parts[:3])) if name in edges(user)}
             return users.pop() if len(users) == 1 else ""
-        return f"runtime.{parts[3]}" if f"runtime.{parts[3]}" in PROCESSES else ""
+        runs_in = f"runtime.{'rank' if parts[3] == 'script' else parts[3]}"
+        return runs_in if runs_in in PROCESSES else ""
     return next((folder for folder in PROCESSES if f"{name}.".startswith(f"{folder}.")), "")
 
 
@@ -202,7 +205,7 @@ def test_what_the_processes_share_imports_neither_and_they_never_import_each_oth
     assert wrong == set()
 
 
-PARTS = ("events", "metrics", "rank", "settings", "shown", "supervisor")
+PARTS = ("events", "metrics", "rank", "script", "settings", "shown", "supervisor")
 """Modules of features, by whose names the core asks for them."""
 
 
@@ -315,7 +318,9 @@ def test_pure_modules_import_pure_modules_only() -> None:
 
 def test_light_modules_do_not_import_training_libraries() -> None:
     """Neither directly nor through another module of ours: importing torch takes seconds."""
-    assert broken({name: loaded_with(name) & HEAVY for name in (*pure_modules(), *LIGHT)}, {}) == {}
+    features = [name for name in FILES if is_part(name)]
+    names = (*pure_modules(), *LIGHT, *features)
+    assert broken({name: loaded_with(name) & HEAVY for name in names}, {}) == {}
 
 
 def test_the_import_check_follows_our_own_modules() -> None:

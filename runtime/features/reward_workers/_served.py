@@ -23,7 +23,7 @@ from grpo_run.runtime.features.reward_workers._pool import WorkerPool, memory_li
 from grpo_run.runtime.features.reward_workers._service import MovedFunction, RewardService, Sample
 from grpo_run.runtime.features.reward_workers.events import ALL, MovedReward, RewardFailed
 from grpo_run.runtime.features.reward_workers.settings import RankRewards, RewardWorkerSettings
-from grpo_run.runtime.rank.rollouts.reward_outputs import Failed
+from grpo_run.runtime.rank.points import Failed
 from grpo_run.runtime.rank.session import Session
 from grpo_run.runtime.snapshots.headroom import least_headroom
 from grpo_run.runtime.upstream.async_functions import is_coroutine_function

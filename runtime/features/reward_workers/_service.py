@@ -22,10 +22,8 @@ from grpo_run.runtime.features.reward_workers._deadlines import BISECTION_SECOND
 from grpo_run.runtime.features.reward_workers._messages import Failure, Reply, Task
 from grpo_run.runtime.features.reward_workers._pool import WorkerPool
 from grpo_run.runtime.features.reward_workers.events import FailureKind
-from grpo_run.runtime.history.sample_masking import MaskingReason
 from grpo_run.runtime.rank.generators import GeneratorStates, read_generators, write_generators
-from grpo_run.runtime.rank.points import needs_whole_batch
-from grpo_run.runtime.rank.rollouts.reward_outputs import failed
+from grpo_run.runtime.rank.points import failed, needs_whole_batch
 
 Passed = list[tuple[range, Reply]]
 """Parts of a batch, and what was returned for each."""
@@ -222,7 +220,7 @@ class RewardService:
         batch.replay(passed)
         values: list[Any] = [None] * batch.size
         for index, one in failures.items():
-            values[index] = failed(MaskingReason(one.kind.value))
+            values[index] = failed(one.kind.value)
         for part, reply in passed:
             assert reply.values is not None
             values[part.start : part.stop] = reply.values

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from transformers import TrainerCallback
@@ -31,7 +31,6 @@ from grpo_run.runtime.rank.memory_facts import publish_facts
 from grpo_run.runtime.rank.points import CallPoints
 from grpo_run.runtime.rank.resuming import request
 from grpo_run.runtime.rank.resuming.renamed_weights import restore_renamed_weights
-from grpo_run.runtime.rank.rollouts.capping import capping_of
 from grpo_run.runtime.rank.saving.saver import Saver
 from grpo_run.runtime.rank.saving.trainer_contents import TrainerContents, save_through
 from grpo_run.runtime.rank.session import Session
@@ -210,6 +209,5 @@ def run_inner_call(
     its own would not identify it: a resumed run makes only the inner calls of the steps that are left.
     """
     guard.warn_of_inner_call(trainer)
-    caps = capping_of(trainer, guard.session, None)
-    with record_model_activity(trainer, guard.session), caps.applied() if caps else nullcontext():
+    with record_model_activity(trainer, guard.session):
         return original(trainer, script_argument, None, *args, **kwargs)

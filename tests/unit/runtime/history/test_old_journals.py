@@ -27,6 +27,7 @@ FEATURES = {
     "growth": "GrownPhases.found",
     "memory_trace": "MemoryFindings",
     "memory_plan": "PlanRecord",
+    "masked": "MaskedSamples",
 }
 """What features replay now, by the field of that history: a part, or a field of it."""
 
