@@ -70,7 +70,7 @@ def parse(settings: Sequence[str]) -> dict[str, int | float]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class GenerationSettings:
+class GenerationOptions:
     """The caps of a run, as they are given on the command line."""
 
     caps: dict[str, int | float] = option(
