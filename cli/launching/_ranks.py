@@ -23,7 +23,6 @@ from grpo_run.runtime.processes import forkserver
 from grpo_run.runtime.processes.adoption import adopt_orphans, own_children
 from grpo_run.runtime.processes.starting import VARIABLE
 from grpo_run.runtime.supervisor.supervisor import Supervisor
-from grpo_run.watchdog.observation import Phase
 from grpo_run.watchdog.run_processes.ownership import TOKEN_VARIABLE, RunProcesses
 
 if TYPE_CHECKING:
@@ -156,7 +155,6 @@ def are_forked(supervisor: Supervisor) -> bool:
 def rank_environment(supervisor: Supervisor, rank: int, world_size: int) -> dict[str, str]:
     """Return the environment variables that the bootstrap of one rank reads."""
     config, files = supervisor.config, supervisor.attempt.files
-    rewarded = supervisor.history.phases.get(Phase.reward)
     settings = RankSettings(
         config=supervisor.rank_config(),
         attempt=supervisor.attempt.number,
@@ -174,10 +172,7 @@ def rank_environment(supervisor: Supervisor, rank: int, world_size: int) -> dict
         attempt_started_at=time.time(),
         expected_snapshot=supervisor.expected_snapshot,
         fresh_seeds=orders_of(supervisor.history.recoveries),
-        injections_fired=tuple(supervisor.history.injections_fired),
         features=supervisor.rank_settings(rank),
-        moved_rewards=tuple(supervisor.history.rewards.moved),
-        reward_durations=rewarded.as_json() if rewarded is not None else None,
         cpus=config.rank_cpus[rank % len(config.rank_cpus)] if config.rank_cpus else (),
     )
     environment = settings.to_environment()

@@ -37,9 +37,9 @@ from grpo_run.dashboards.metrics._readings import (
     rank_phase_age,
     rank_state,
     restarts,
-    reward_failures,
-    reward_latency,
+    reward_calls,
     reward_logged,
+    reward_seconds,
     run_info,
     run_state,
     script_checkpoint_age,
@@ -60,7 +60,6 @@ from grpo_run.dashboards.metrics.labels import (
     PHASE,
     RANK_STATE,
     RESTART,
-    REWARD_FAILURE,
     REWARD_FUNCTION,
     RUN_STATE,
     VERSION,
@@ -280,13 +279,13 @@ RUN_METRICS: tuple[Metric[RunObservation], ...] = (
     ),
     Metric(
         name="grpo_reward_calls_total", kind="counter", unit="count", labels=(REWARD_FUNCTION,),
-        read=reward_latency(lambda latency: latency.calls),
+        read=reward_calls,
         help="Calls of each reward function over all ranks, about once per minute; further functions"
         " count as other.",
     ),
     Metric(
         name="grpo_reward_seconds_total", kind="counter", unit="seconds", labels=(REWARD_FUNCTION,),
-        read=reward_latency(lambda latency: latency.total_seconds),
+        read=reward_seconds,
         help="Time spent in calls of each reward function over all ranks, with failed calls and the search"
         " for their samples.",
     ),
@@ -300,16 +299,6 @@ RUN_METRICS: tuple[Metric[RunObservation], ...] = (
         name="grpo_reward_function_std", kind="gauge", unit="", labels=(REWARD_FUNCTION,),
         read=reward_logged("std"),
         help="Standard deviation of each reward function last logged; other as for the mean.",
-    ),
-    Metric(
-        name="grpo_reward_failures_total", kind="counter", unit="count", labels=(REWARD_FAILURE,),
-        read=reward_failures,
-        help="Calls of reward functions in workers that have failed, by kind.",
-    ),
-    Metric(
-        name="grpo_reward_workers_replaced_total", kind="counter", unit="count",
-        read=run_value(lambda run: float(run.status.history.rewards.replaced)),
-        help="Reward workers that were replaced because they kept memory or left processes.",
     ),
     Metric(
         name="grpo_guard_trips_total", kind="counter", unit="count", labels=(GUARD,), read=guard_trips,

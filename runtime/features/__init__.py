@@ -26,17 +26,20 @@ from types import ModuleType
 
 from grpo_run.runtime.features import (
     caps,
+    injections,
     kept_completions,
     masking,
     memory_plan,
     memory_trace,
     phase_growth,
     quarantine,
+    reward_workers,
     trackers,
 )
 
 FEATURES: tuple[ModuleType, ...] = (
-    caps, memory_plan, quarantine, trackers, phase_growth, memory_trace, kept_completions, masking,
+    injections, caps, memory_plan, reward_workers, quarantine, trackers, phase_growth, memory_trace,
+    kept_completions, masking,
 )  # fmt: skip
 """All features, in the order in which they are asked."""
 

@@ -23,7 +23,6 @@ from grpo_run.runtime.history.events import (
     CheckpointPublished,
     CheckpointRejected,
     CheckpointStaged,
-    FaultInjected,
     FreshInterpreters,
     IncidentConfirmed,
     LearningGuardTripped,
@@ -71,14 +70,7 @@ from grpo_run.runtime.history.recovery import (
     apply_progress,
     apply_resumed,
 )
-from grpo_run.runtime.history.rewards import (
-    RewardCalls,
-    RewardFailed,
-    RewardMoved,
-    RewardRecord,
-    RewardWorkerReplaced,
-)
-from grpo_run.runtime.history.totals import CheckpointTotals, RankTotals
+from grpo_run.runtime.history.totals import CheckpointTotals, RankTotals, RewardCalls, RewardTotals
 from grpo_run.runtime.history.train_calls import KnownCall, TrainCalls
 from grpo_run.runtime.history.wall_states import WallState, WallStates
 from grpo_run.watchdog.learning_rules import GuardResponse, LearningGuard
@@ -93,7 +85,7 @@ class HistoryPart:
     """What one feature replays from its events. Without more than these, it shows nothing.
 
     Attributes:
-        EVENTS: their types.
+        EVENTS: their types; also events of the core, which are applied there first.
     """
 
     EVENTS: ClassVar[tuple[type[Event], ...]]
@@ -182,7 +174,6 @@ class History:
     phases: dict[PhaseKey, Durations] = field(default_factory=dict)
     """How long phases and callbacks took so far."""
     unreadable: int = 0
-    injections_fired: list[str] = field(default_factory=list)
     steps: StepTimes = field(default_factory=StepTimes)
     calls: TrainCalls = field(default_factory=TrainCalls)
     """The run's `train()` calls."""
@@ -192,7 +183,7 @@ class History:
     """
     no_trainer: NoTrainerScript = field(default_factory=NoTrainerScript)
     """What the script trains by itself, with no Trainer and no loop."""
-    rewards: RewardRecord = field(default_factory=RewardRecord)
+    rewards: RewardTotals = field(default_factory=RewardTotals)
     """The run's reward functions."""
     memory_restarts: MemoryRestarts = field(default_factory=MemoryRestarts)
     resume_mismatches: int = 0
@@ -266,8 +257,6 @@ class History:
                 self.fresh_because = event.reason
             case WarningGiven():
                 self.warnings += 1
-            case FaultInjected():
-                self.injections_fired.append(event.injection)
             case RankStarted():
                 self.calls.apply_rank_started(event)
             case RankCompleted():
@@ -312,17 +301,16 @@ class History:
                 self.memory_restarts.short += 1
             case MemoryRestart():
                 self.memory_restarts.apply_restart(event)
-            case RewardMoved() | RewardFailed() | RewardCalls() | RewardWorkerReplaced():
+            case RewardCalls():
                 self.rewards.apply(event)
-            case _:
-                for part in self.parts:
-                    if isinstance(event, part.EVENTS):
-                        part.apply(event)
+        for part in self.parts:
+            if isinstance(event, part.EVENTS):
+                part.apply(event)
 
     @property
     def decoder(self) -> EventDecoder:
         """Reads the events that this history is made of."""
-        return _decoder(tuple(kind for part in self.parts for kind in part.EVENTS))
+        return _decoder(tuple(kind for part in self.parts for kind in part.EVENTS if kind not in EVENTS))
 
     def part(self, kind: type[AnyPart]) -> AnyPart:
         """Return what a feature has replayed.
@@ -439,7 +427,6 @@ class History:
         # also a script that loads its checkpoint itself, before it calls `train()`
         resuming = self.calls.resuming or (bool(event.starting) and self.calls.awaited)
         self.recoveries.append(Recovery.of(event, self.train_call, resuming=resuming))
-        self.rewards.apply_incident(event)
 
     def _guard_tripped(self, event: LearningGuardTripped) -> None:
         self.guard_trips[event.guard] += 1
@@ -533,14 +520,14 @@ def _known(value: int | None) -> int:
 
 EVENTS: tuple[type[Event], ...] = (
     RunStarted, RunEnded, StateChanged, StopRequested, WarningGiven, FreshInterpreters,
-    FaultInjected, AttemptStarted, AttemptEnded, RankStarted, RankCompleted, RankCounted,
+    AttemptStarted, AttemptEnded, RankStarted, RankCompleted, RankCounted,
     TrainStarted, TrainEnded, TrainRestored, LoopLeft, ResumeChosen, ResumeMissed, RolledBack,
     StepCommitted, StepLogged, PhaseLearned, PhaseCosts,
     SnapshotInterval, CheckpointStaged, CheckpointPublished, CheckpointFailed, CheckpointRejected, ModelSaved,
     IncidentConfirmed, ActionChosen, LearningGuardTripped,
     TrainsWithoutTrainer, StateSaved, ScriptCheckpointSaved,
     MemoryShort, MemoryRestart,
-    RewardMoved, RewardFailed, RewardCalls, RewardWorkerReplaced,
+    RewardCalls,
 )  # fmt: skip
 """All events that a reader of a run takes as such; others are for people, and for one reader each."""
 DECODER = EventDecoder(EVENTS)

@@ -18,17 +18,10 @@ import pydantic
 from grpo_run.runtime.errors import ConfigError
 from grpo_run.runtime.launch.guard_options import GRAMMAR as GUARD_GRAMMAR
 from grpo_run.runtime.launch.guard_options import parse_guards
-from grpo_run.runtime.launch.injections import GRAMMAR, Injection, help_text, parse_all, parse_injection
 from grpo_run.runtime.launch.option import OptionGroup, option
 from grpo_run.watchdog.learning_rules import GuardResponse, LearningGuard, Rules
 from grpo_run.watchdog.stalls.deadlines import DeadlineSettings
 
-InjectionText = Annotated[
-    Injection,
-    pydantic.PlainValidator(lambda value: value if isinstance(value, Injection) else parse_injection(value)),
-    pydantic.PlainSerializer(str, return_type=str),
-]
-"""An injection, encoded as its canonical text."""
 PathText = Annotated[Path, pydantic.PlainSerializer(str, return_type=str)]
 STOP_SECONDS = 300.0
 """Default of `--stop-timeout`."""
@@ -239,19 +232,6 @@ class RunConfig:
     """Optimizer steps after which it is considered whether freeing memory pays; 0 for never."""
     generation: dict[str, int | float] = field(default_factory=dict)
     """Fields of the script's GRPO or RLOO configuration that the run overrides."""
-    reward_workers: int = option(
-        0, "--reward-workers", group=OptionGroup.training, metavar="N", kind=int,
-        help="run the reward functions of each rank in N worker processes, where a hanging call is killed,"
-        " and only the samples that it fails on are excluded (default: 0; a function that has"
-        " failed twice at one step is moved to a worker in any case)",
-    )  # fmt: skip
-    """Worker processes of each rank that run its reward functions; 0 to run them in the rank."""
-    reward_timeout_seconds: float | None = option(
-        None, "--reward-timeout", group=OptionGroup.training, metavar="SECONDS", kind=float,
-        help="longest time of one call of a reward function in a worker (default: learned, below the hang"
-        " detector's)",
-    )  # fmt: skip
-    """Longest time of one call of a reward function in a worker; None to learn it."""
     guards: Rules = option(
         Rules, "--guard", group=OptionGroup.training, metavar=GUARD_GRAMMAR, repeated=True,
         read=parse_guards, most_used=True,
@@ -260,18 +240,6 @@ class RunConfig:
         " then stops; may be repeated (default: nonfinite=roll-back, the others warn)",
     )  # fmt: skip
     """What the learning guards do."""
-    injections: tuple[InjectionText, ...] = option(
-        (), "--inject", group=OptionGroup.injection, metavar=GRAMMAR.partition("[")[0], repeated=True,
-        read=parse_all, listed=help_text,
-        help=f"inject one fault into one rank, once in the run: {GRAMMAR}; may be repeated; `--inject help`"
-        " lists the kinds",
-    )  # fmt: skip
-    """Faults to inject."""
-    strict_faults: bool = option(
-        False, "--strict-faults", group=OptionGroup.injection,
-        help="end with exit code 93 if an injected fault never happened (default: say so at the end)",
-    )  # fmt: skip
-    """Whether a run in which an injected fault never happened has failed."""
     features: dict[str, dict[str, Any]] = field(default_factory=dict)
     """Settings of features that the user has given, as JSON values, by the feature's name; see `of`."""
     expected_distributed_type: str | None = None
@@ -284,10 +252,7 @@ class RunConfig:
     """CPUs that each local rank may use (`--numa-binding`); empty for those of this process."""
 
     def __post_init__(self) -> None:
-        counts = {
-            "--cleanup-every must be 0 (never)": self.cleanup_every,
-            "--reward-workers must be 0 (none)": self.reward_workers,
-        }
+        counts = {"--cleanup-every must be 0 (never)": self.cleanup_every}
         for rule, count in counts.items():
             if count < 0:
                 raise ConfigError(f"{rule} or more, not {count}")
@@ -295,8 +260,6 @@ class RunConfig:
             raise ConfigError(
                 f"--snapshot-every must be 0 (never), 1 or more, or auto, not {self.snapshot_every}"
             )
-        if self.reward_timeout_seconds is not None and not 0 < self.reward_timeout_seconds < float("inf"):
-            raise ConfigError(f"--reward-timeout {self.reward_timeout_seconds:g}: must be above 0 seconds")
         # otherwise the hang detector would kill ranks that are about to report their own timeout
         if not self.deadlines.ceiling_seconds > self.timeouts.vote_seconds:
             raise ConfigError(

@@ -1,20 +1,23 @@
 """The points at which features take part in a rank.
 
-In this order: `script_begins` before the script's first line, called by `hooks/attach.py`; for each trainer
-`check_trainer` and `needs`, and `rollouts` once before training; `call` for each call, once before training.
-What `rollouts` adds is called around every rollout by `hooks/_rollout_hooks.py`, which has the order of all
-calls, and what `call` adds at each step by `step/events.py`. Plain data, and methods that do nothing.
+In this order: `fork` first of all; `script_begins` before the script's first line, called by
+`hooks/attach.py`; for each trainer `check_trainer` and `needs`; `call` for each call, once before training,
+and `rollouts` for a trainer that generates; `end` when the script is over. What `rollouts` adds is called
+around every rollout by `hooks/_rollout_hooks.py`, which has the order of all calls, and what `call` adds at
+each step by `step/events.py`. Plain data, and methods that do nothing.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
+from grpo_run.runtime.launch.rank_settings import RankSettings
 from grpo_run.runtime.rank.session import Session
+from grpo_run.runtime.rank.trainer_facts import TrainerFacts
 from grpo_run.runtime.upstream.features import Feature
 from grpo_run.runtime.upstream.patches import Handler
 from grpo_run.watchdog.observation import EndReason
@@ -30,7 +33,9 @@ class CallPoints:
     Attributes:
         train_call: number of the call in the run.
         trainer: of a `train()` call; None for a loop.
+        models: the torch modules that it trains.
         hooks: closed when the call ends.
+        leave_loop: ends a loop after the present step, on this rank alone; None for a `train()` call.
         forward_passes: called before each forward pass of the trainer's model with its keyword arguments,
             unless it is compiled.
         step_ends: called when the optimizer has taken a step, before the ranks vote on it.
@@ -39,7 +44,9 @@ class CallPoints:
 
     train_call: int
     trainer: Any
+    models: Iterable[Any]
     hooks: ExitStack
+    leave_loop: Callable[[], None] | None = None
     forward_passes: list[Callable[[Mapping[str, Any]], None]] = field(default_factory=list)
     step_ends: list[Step] = field(default_factory=list)
     votes_begin: list[Step] = field(default_factory=list)
@@ -51,6 +58,10 @@ can.
 """
 
 
+RewardWrapper = Callable[[Any, str, Callable[..., Any]], Callable[..., Any]]
+"""Returns what is called in place of a reward function, from the function, its name, and what calls it in the
+rank: that, or something that may call it.
+"""
 EndReasons = Callable[[], Sequence[EndReason] | None]
 """Says why each completion of this rank's last rollout ended; None where only its tokens tell."""
 
@@ -76,6 +87,7 @@ class RolloutPoints:
     """What features add to the rollouts of one trainer. Of each list, the first handler is the outermost.
 
     Attributes:
+        facts: of the trainer.
         inputs: called around everything that is done for a rollout; they get the rows of the data set, and
             may pass on others.
         scoring: called around TRL's scoring of a rollout, inside its phase; they get the same rows, and
@@ -84,16 +96,19 @@ class RolloutPoints:
         turns: called around each turn of it: one, or several if completions call tools.
         rewards: called around the computation of rewards, outside its phase; they get what it is called
             with, and may return another table.
+        reward_functions: what is called in place of each reward function, from the inside out.
         leaving: why rows are left out of baseline and loss. The words are labels in the metrics.
         ends: says why completions ended, if a feature ends them.
         hooks: are closed when the trainer has trained.
     """
 
+    facts: TrainerFacts
     inputs: list[Handler] = field(default_factory=list)
     scoring: list[Handler] = field(default_factory=list)
     generation: list[Handler] = field(default_factory=list)
     turns: list[Handler] = field(default_factory=list)
     rewards: list[Handler] = field(default_factory=list)
+    reward_functions: list[RewardWrapper] = field(default_factory=list)
     leaving: list[RowReasons] = field(default_factory=list)
     ends: EndReasons = lambda: None
     hooks: ExitStack = field(default_factory=ExitStack)
@@ -104,6 +119,29 @@ class RolloutPoints:
         return [next(filter(None, row), "") for row in zip(*found, strict=True)] if found else None
 
 
+Function = TypeVar("Function", bound=Callable[..., Any])
+_WHOLE_BATCH = "__grpo_run_whole_batch__"
+
+
+def whole_batch(function: Function) -> Function:
+    """Mark a reward function that compares the completions of a batch with one another.
+
+    After a failure, a function may be called again with parts of its batch, to find the samples that it fails
+    on. Parts of a batch would change the rewards of such a function; all samples of the failed call are
+    excluded instead.
+
+    Args:
+        function: a reward function as TRL calls it. Returned itself; the mark has no other effect.
+    """
+    setattr(function, _WHOLE_BATCH, True)
+    return function
+
+
+def needs_whole_batch(function: object) -> bool:
+    """Whether a reward function is marked with `whole_batch`."""
+    return bool(getattr(function, _WHOLE_BATCH, False))
+
+
 class RankFeature:
     """A feature in one rank. It overrides the points at which it takes part; the others do nothing."""
 
@@ -112,6 +150,9 @@ class RankFeature:
 
     preloaded: ClassVar[tuple[str, ...]] = ()
     """Names of its modules that need torch, which the forkserver of the ranks imports in advance."""
+
+    def fork(self, settings: RankSettings) -> None:
+        """Fork what is to have the libraries of this process: it has one thread, and no accelerator."""
 
     def script_begins(self, session: Session) -> None:
         """Watch what the script imports. Neither torch nor transformers may be imported yet."""
@@ -138,4 +179,9 @@ class RankFeature:
         """
 
     def call(self, session: Session, points: CallPoints) -> None:
-        """Add to a call that is about to train; its state is not loaded yet."""
+        """Add to a call that is about to train; its state is not loaded yet. Called on every rank, after the
+        ranks have agreed on where the call starts, and before its rollouts are hooked.
+        """
+
+    def end(self) -> None:
+        """The script is over; the rank exits next. Called with a time limit."""

@@ -20,7 +20,7 @@ def _kinds(base: type[Event] = Event) -> Iterator[type[Event]]:
         yield from _kinds(kind)
 
 
-def event(name: str, **fields: Any) -> Event:
+def event(name: str, /, **fields: Any) -> Event:
     """Return an event of a module that is imported; of another name, one that nobody reads."""
     for kind in _kinds():
         if event_name(kind) == name:
@@ -28,9 +28,9 @@ def event(name: str, **fields: Any) -> Event:
     return Unread(name=name, damaged=False)
 
 
-def as_event(record: Mapping[str, Any]) -> Event:
+def as_event(record: Mapping[str, Any], decoder: EventDecoder = DECODER) -> Event:
     """Return an event as a reader of the history gets it from a line."""
-    found = DECODER.decode(json.dumps(record, default=str).encode())
+    found = decoder.decode(json.dumps(record, default=str).encode())
     assert found is not None, record
     return found
 

@@ -41,20 +41,21 @@ DECIDERS = {
     "runtime.checkpoints": {"compatibility"},
     "runtime.history": {
         "events", "history", "progress", "lifecycle",
-        "no_trainer_script", "recovery", "rewards", "totals", "train_calls", "wall_states",
+        "no_trainer_script", "recovery", "totals", "train_calls", "wall_states",
     },
     "runtime.features.caps": {"settings"},
+    "runtime.features.injections": {"events"},
     "runtime.features.kept_completions": {"settings"},
     "runtime.features.masking": {"events", "selection", "settings"},
     "runtime.features.memory_plan": {"events", "plan", "settings", "shown"},
     "runtime.features.memory_trace": {"events", "settings"},
     "runtime.features.phase_growth": {"events", "watch"},
     "runtime.features.quarantine": {"events", "settings", "shown"},
+    "runtime.features.reward_workers": {"deadlines", "events", "settings"},
     "runtime.features.trackers": {"events"},
-    "runtime.launch": {"config", "generation_caps", "guard_options", "injections", "option"},
+    "runtime.launch": {"config", "generation_caps", "guard_options", "option"},
     "runtime.memory": {"facts"},
     "runtime.rank.memory": {"cleanup_policy"},
-    "runtime.rank.rewards": {"deadlines"},
     "runtime.rank.saving": {"cadence"},
     "runtime.snapshots": {"drain_messages"},
     "runtime.supervisor": {"policy", "stop_means"},
@@ -155,7 +156,7 @@ def test_the_forkserver_imports_what_a_rank_uses() -> None:
     used = {name for folder in folders for name in modules_in(f"runtime.rank.{folder}")} | modules_in(
         "runtime.rank"
     )
-    only_if_used = {"runtime.rank.consensus", "runtime.rank.injected_faults", "runtime.rank.injector"}
+    only_if_used = {"runtime.rank.consensus"}
     named = {word.removeprefix("grpo_run.") for word in imports("runtime.rank.preload")} & FILES.keys()
     loaded = {"runtime.rank.preload"}.union(*(modules_loaded_with(name)[0] for name in named))
     assert used - loaded <= only_if_used

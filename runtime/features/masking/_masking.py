@@ -34,8 +34,8 @@ from grpo_run.runtime.features.masking._report import MaskingReporter
 from grpo_run.runtime.features.masking._selection import LEFT_OUT, RETURNED_NAN, Selection, select
 from grpo_run.runtime.features.masking.settings import MaskingSettings
 from grpo_run.runtime.memory.script_settings import record_of
+from grpo_run.runtime.rank.generators import read_generators, write_generators
 from grpo_run.runtime.rank.points import RowReasons, failed
-from grpo_run.runtime.rank.rewards.generators import read_generators, write_generators
 from grpo_run.runtime.rank.session import Session
 from grpo_run.runtime.upstream import trainer_names
 from grpo_run.runtime.upstream.async_functions import is_coroutine_function

@@ -12,10 +12,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
-from grpo_run.runtime.rank.hooks._phases import mark_rewards, marked
+from grpo_run.runtime.rank.hooks._phases import marked
+from grpo_run.runtime.rank.hooks._reward_functions import rewards_wrapped
 from grpo_run.runtime.rank.hooks._tools import mark_tools
 from grpo_run.runtime.rank.points import RolloutPoints
-from grpo_run.runtime.rank.rewards.served import rewards_of
 from grpo_run.runtime.rank.rollouts.counting import counted
 from grpo_run.runtime.rank.step.guard import AttemptState
 from grpo_run.runtime.rank.step.step_vote import StepVote
@@ -41,8 +41,7 @@ def rollouts_hooked(
     session = guard.session
     slot, fingerprint = session.slot, step_vote.fingerprint
     with ExitStack() as hooks:
-        hooks.enter_context(rewards_of(session).served(trainer))
-        points = RolloutPoints(hooks=hooks)
+        points = RolloutPoints(facts=facts, hooks=hooks)
         for feature in guard.features:
             feature.rollouts(trainer, session, train_call, points)
         around: dict[str, Sequence[Handler | None]] = {
@@ -60,7 +59,7 @@ def rollouts_hooked(
             trainer_names.CALCULATE_REWARDS: (*points.rewards, marked(Phase.reward, slot, fingerprint)),
             "evaluate": (marked(Phase.eval, slot, fingerprint),),
         }
-        mark_rewards(trainer, slot, session.reward_seconds)
+        hooks.enter_context(rewards_wrapped(trainer, session, points.reward_functions))
         hooks.enter_context(wrapped_methods(trainer, around))
         hooks.enter_context(mark_tools(trainer, facts, session))
         yield

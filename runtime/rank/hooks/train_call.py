@@ -133,19 +133,16 @@ def run_train_call(
     if (text := order_warning(trainer, facts)) is not None and session.world_size > 1:
         session.warn(text)
     with ExitStack() as hooks:
-        points = CallPoints(train_call=call.ordinal, trainer=trainer, hooks=hooks)
+        points = CallPoints(train_call=call.ordinal, trainer=trainer, models=[trainer.model], hooks=hooks)
         exact = ExactState(
             trainer, rank=session.rank, world_size=session.world_size, warn=session.warn, guards=guards
         )
         exact.script_decides_anew = resume.decides_anew
         hooks.callback(exact.close)
-        if session.injector is not None:
-            session.injector.prepare(session.votes.maximum)
-            hooks.enter_context(session.injector.attached(trainer))
-        hooks.enter_context(rollouts_hooked(trainer, facts, guard, call.ordinal, step_vote))
-        hooks.enter_context(read_steps(trainer, reader))
         for feature in guard.features:
             feature.call(session, points)
+        hooks.enter_context(rollouts_hooked(trainer, facts, guard, call.ordinal, step_vote))
+        hooks.enter_context(read_steps(trainer, reader))
         hooks.enter_context(record_model_activity(trainer, session, points.forward_passes))
         warn_once = functools.cache(session.warn_in_journal if session.is_main else lambda text: None)
         hooks.enter_context(input_gradients.one_hook_per_model(lambda: warn_once(HOOK_REPLACED)))

@@ -20,7 +20,9 @@ from grpo_run.runtime.launching.reading import history_parts
 
 HERE = Path(__file__).parent
 FEATURES = {
+    "injections_fired": "FiredInjections.texts",
     "quarantine": "Quarantine",
+    "reward_failures": "RewardFailures",
     "tracker_runs": "TrackerRuns.names",
     "growth": "GrownPhases.found",
     "memory_trace": "MemoryFindings",
