@@ -11,10 +11,8 @@ import pytest
 
 from grpo_run.runtime.board.board import Board
 from grpo_run.runtime.launch.rank_settings import RankSettings
-from grpo_run.runtime.rank import session as session_module
 from grpo_run.runtime.rank.error_report import write_error
 from grpo_run.runtime.rank.session import Session
-from grpo_run.runtime.snapshots.headroom import Headroom
 
 Make = Callable[[int], Session]
 Events = Callable[[], list[dict[str, Any]]]
@@ -76,15 +74,3 @@ def test_a_forked_process_is_not_the_rank(
     assert events() == []
     assert capfd.readouterr().err == ""
     assert not os.path.exists(session.settings.error)
-
-
-def test_a_rank_may_take_its_share_of_the_memory_that_is_free(
-    rank: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Of the host's nearest limit; that of a device is not known before the script uses one."""
-    limits = [Headroom(name=name, free_bytes=free, total_bytes=100) for name, free in (("a", 90), ("b", 60))]
-    monkeypatch.setattr(session_module, "memory_headroom", lambda: limits)
-    session = rank(0)
-    session.local_world_size = 2
-    assert session._free_bytes("cpu") == 30
-    assert session._free_bytes("cuda") == 0
