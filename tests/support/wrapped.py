@@ -7,6 +7,7 @@ from typing import Any
 
 from grpo_run.runtime.rank.points import RankFeature, RolloutPoints
 from grpo_run.runtime.rank.rollouts.generate_calls import in_sub_batches
+from grpo_run.runtime.rank.trainer_facts import TrainerFacts
 from grpo_run.runtime.upstream.patches import wrapped_methods
 
 
@@ -18,7 +19,7 @@ def with_feature(
     Args:
         others: what other features have added to the points.
     """
-    points = RolloutPoints(**others)
+    points = RolloutPoints(facts=TrainerFacts.of(trainer, 1), **others)
     part.rollouts(trainer, session, train_call, points)
     handlers = {
         "_generate_and_score_completions": [*points.inputs, *points.scoring],

@@ -25,9 +25,8 @@ from grpo_run.runtime.rank.rollouts.limits import Deadline
 from grpo_run.runtime.upstream import rollout_names, trainer_names
 from grpo_run.runtime.upstream.features import CAPS, is_available
 from grpo_run.runtime.upstream.patches import override_attributes, wrapped_methods
+from grpo_run.runtime.upstream.trainer_kinds import TRAINERS
 from grpo_run.watchdog.observation import EndReason
-
-GRPO_MODULE = "trl.trainer.grpo_trainer"
 
 
 class Capping:
@@ -172,7 +171,7 @@ class Capping:
         """Leave out the tool calls of completions that a cap has ended: their text is not what the model
         meant to say.
         """
-        module = sys.modules[GRPO_MODULE]
+        module = sys.modules[TRAINERS["grpo"].module]
         original = getattr(module, trainer_names.PARSE_RESPONSE)
 
         @functools.wraps(original)

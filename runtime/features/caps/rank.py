@@ -13,6 +13,7 @@ from grpo_run.runtime.launch.generation_caps import OWN
 from grpo_run.runtime.rank.points import RankFeature, RolloutPoints
 from grpo_run.runtime.rank.session import Session
 from grpo_run.runtime.upstream.features import CAPS, Feature
+from grpo_run.runtime.upstream.trainer_kinds import ROLLOUTS, TRAINERS
 
 
 class CapsPart(RankFeature):
@@ -35,9 +36,9 @@ class CapsPart(RankFeature):
         def cap(name: str, loaded: Any) -> None:
             install(getattr(loaded, name), caps, journal)
 
-        if caps:
-            for module, name in (("grpo_config", "GRPOConfig"), ("rloo_config", "RLOOConfig")):
-                wrapt.register_post_import_hook(functools.partial(cap, name), f"trl.trainer.{module}")
+        for known in (TRAINERS[kind] for kind in ROLLOUTS if caps):
+            hook = functools.partial(cap, known.configuration)
+            wrapt.register_post_import_hook(hook, known.configuration_module)
 
     def needs(self, session: Session) -> tuple[Feature, ...]:
         """Return what our own caps need."""

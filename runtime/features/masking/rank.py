@@ -7,8 +7,6 @@ from typing import Any
 from grpo_run.runtime.features.masking.settings import MaskingSettings
 from grpo_run.runtime.rank.points import RankFeature, RolloutPoints
 from grpo_run.runtime.rank.session import Session
-from grpo_run.runtime.upstream.features import SAMPLE_MASKING, is_available
-from grpo_run.runtime.upstream.trainer_kinds import generates_rollouts
 
 
 class MaskingPart(RankFeature):
@@ -19,7 +17,7 @@ class MaskingPart(RankFeature):
 
     def rollouts(self, trainer: Any, session: Session, train_call: int, points: RolloutPoints) -> None:
         """Choose samples once TRL has computed their rewards, and mask them once it has scored them."""
-        if not generates_rollouts(trainer) or not is_available(SAMPLE_MASKING, trainer):
+        if not (points.facts.has_rollouts and points.facts.masking_available):
             return
         from grpo_run.runtime.features.masking._masking import SampleMasking
 

@@ -27,7 +27,6 @@ from grpo_run.runtime.rank.points import Failed
 from grpo_run.runtime.rank.session import Session
 from grpo_run.runtime.snapshots.headroom import least_headroom
 from grpo_run.runtime.upstream.async_functions import is_coroutine_function
-from grpo_run.runtime.upstream.features import SAMPLE_MASKING, is_available
 from grpo_run.watchdog.stalls.durations import Durations
 
 
@@ -49,9 +48,13 @@ class ServedRewards:
         self._functions = 0
         self._masked = True
 
-    def begin_call(self, trainer: Any) -> None:
-        """A trainer is about to train."""
-        self._masked = is_available(SAMPLE_MASKING, trainer)
+    def begin_call(self, trainer: Any, *, masked: bool) -> None:
+        """A trainer is about to train.
+
+        Args:
+            masked: samples can be left out of its loss.
+        """
+        self._masked = masked
         self._functions = len(getattr(trainer, "reward_funcs", ()))
 
     def close(self) -> None:

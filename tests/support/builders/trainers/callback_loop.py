@@ -75,7 +75,7 @@ class Loop:
         self.saver: Any = SimpleNamespace(cadence=self.cadence, stopping=False, saved_step=-1)
         self.saver.decide = functools.partial(Saver.decide, self.saver)
         source = TrainerSource(exact, reader)
-        points = CallPoints(train_call=1, trainer=None, hooks=ExitStack())
+        points = CallPoints(train_call=1, trainer=None, models=[], hooks=ExitStack())
         events = StepEvents(session, 1, self.step_vote, self.saver, self.guards, source, points)
         self.state = TrainerState(global_step=0, max_steps=10)
         self.control = TrainerControl()

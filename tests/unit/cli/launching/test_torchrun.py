@@ -51,7 +51,7 @@ def start(here: Path, monkeypatch: pytest.MonkeyPatch) -> Start:
     def run(*words: str) -> Started:
         launch = parse([*words, "train.py"])
         supervisor: Any = SimpleNamespace(config=launch.config, history=SimpleNamespace(fresh_because=""))
-        agent = _ranks.build_agent(launch, supervisor, SimpleNamespace())  # type: ignore[arg-type]
+        agent = _ranks.build_agent(launch, supervisor, SimpleNamespace(), {})  # type: ignore[arg-type]
         group = agent.get_worker_group()
         return Started(launch=launch, spec=group.spec, rendezvous=asked[-1], environment=agent._environment)
 

@@ -11,6 +11,7 @@ from grpo_run.runtime.features.caps._rollout import CappedRollout, Cut, Deadline
 from grpo_run.runtime.features.caps.rank import PART
 from grpo_run.runtime.features.caps.settings import ENDS, CapSettings
 from grpo_run.runtime.rank.points import RolloutPoints
+from grpo_run.runtime.rank.trainer_facts import TrainerFacts
 from grpo_run.watchdog.observation import EndReason
 
 Events = Callable[[], list[dict[str, Any]]]
@@ -36,7 +37,7 @@ def test_cuts_are_journaled(session: Any, events: Events) -> None:
 def test_without_a_cap_the_trainer_stays_as_it_is(session: Any) -> None:
     """Not even its prompts are looked at."""
     trainer = SimpleNamespace()
-    points = RolloutPoints()
+    points = RolloutPoints(facts=TrainerFacts.of(trainer, 1))
     PART.rollouts(trainer, session, 1, points)
     assert points.generation == points.turns == points.leaving == []
     assert vars(trainer) == {}

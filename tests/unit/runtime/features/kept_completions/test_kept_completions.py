@@ -16,6 +16,7 @@ import torch
 from grpo_run.runtime.features.kept_completions import rank as room
 from grpo_run.runtime.features.kept_completions.settings import KeptCompletionsSettings
 from grpo_run.runtime.rank.points import RolloutPoints
+from grpo_run.runtime.rank.trainer_facts import TrainerFacts
 
 Events = Callable[[], list[dict[str, Any]]]
 
@@ -62,7 +63,7 @@ def keep(
     """Let rewards be computed so many times in one `train()` call; return what the trainer gets the last
     time.
     """
-    points = RolloutPoints()
+    points = RolloutPoints(facts=TrainerFacts.of(trainer, 1))
     room.PART.rollouts(trainer, session, 1, points)
     (handler,) = points.rewards
     return [handler(lambda *given: rewards, *arguments) for _ in range(times)][-1]
@@ -135,6 +136,6 @@ def test_a_conversation_is_kept_as_text(trainer: Any, tmp_path: Path) -> None:
 
 def test_a_run_that_keeps_nothing_leaves_the_rewards_alone(trainer: Any, tmp_path: Path) -> None:
     """The default: no method is wrapped."""
-    points = RolloutPoints()
+    points = RolloutPoints(facts=TrainerFacts.of(trainer, 1))
     room.PART.rollouts(trainer, session_of(tmp_path, groups=0), 1, points)
     assert points.rewards == []

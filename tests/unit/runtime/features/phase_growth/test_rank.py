@@ -44,7 +44,7 @@ class Call:
         self.slot.target_steps = 10 * BLOCK
         self.model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2))
         made = SimpleNamespace(model=self.model, state=SimpleNamespace(log_history=[]))
-        self.points = CallPoints(train_call=1, trainer=made if trainer else None, hooks=hooks)
+        self.points = CallPoints(train_call=1, trainer=made if trainer else None, models=[], hooks=hooks)
         PART.call(session, self.points)
 
     def takes(self, steps: int, seconds: Callable[[int], float]) -> None:

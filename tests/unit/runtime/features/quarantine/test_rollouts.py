@@ -11,6 +11,7 @@ from grpo_run.runtime.features.quarantine.events import QuarantinedPrompt, Rollo
 from grpo_run.runtime.features.quarantine.rank import PART, prompt_digest
 from grpo_run.runtime.features.quarantine.settings import RankQuarantine
 from grpo_run.runtime.rank.points import RolloutPoints
+from grpo_run.runtime.rank.trainer_facts import TrainerFacts
 from grpo_run.runtime.upstream.patches import wrapped_methods
 
 BAD = QuarantinedPrompt(sha256=prompt_digest({"prompt": "b"}).sha256, train_call=1, from_step=4)
@@ -32,7 +33,7 @@ def rollout(trainer: Trainer, text: str, **settings: Any) -> tuple[str, Any]:
     """What is generated from in a rollout of these prompts, and why rows leave."""
     told = RankQuarantine(**{"prompts": (BAD,), **settings}).model_dump(mode="json")
     session = SimpleNamespace(settings=SimpleNamespace(features={"quarantine": told}))
-    points = RolloutPoints()
+    points = RolloutPoints(facts=TrainerFacts.of(trainer, 1))
     PART.rollouts(trainer, session, 1, points)  # type: ignore[arg-type]
     with wrapped_methods(trainer, {"_generate_and_score_completions": points.inputs}):
         result = trainer._generate_and_score_completions([{"prompt": letter} for letter in text])
@@ -66,7 +67,8 @@ def test_only_the_suspected_rollout_is_recorded(tmp_path: Path) -> None:
 
 def test_a_trainer_without_quarantine_is_left_alone() -> None:
     """No method is wrapped."""
-    points, session = RolloutPoints(), SimpleNamespace(settings=SimpleNamespace(features={}))
-    PART.rollouts(Trainer(4), session, 1, points)  # type: ignore[arg-type]
+    trainer, session = Trainer(4), SimpleNamespace(settings=SimpleNamespace(features={}))
+    points = RolloutPoints(facts=TrainerFacts.of(trainer, 1))
+    PART.rollouts(trainer, session, 1, points)  # type: ignore[arg-type]
     assert points.inputs == []
     assert points.row_reasons() is None
