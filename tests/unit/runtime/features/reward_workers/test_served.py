@@ -29,7 +29,7 @@ from grpo_run.runtime.features.reward_workers._pool import WorkerPool
 from grpo_run.runtime.features.reward_workers._served import ServedRewards
 from grpo_run.runtime.features.reward_workers.events import FailureKind, MovedReward
 from grpo_run.runtime.features.reward_workers.settings import RankRewards
-from grpo_run.runtime.rank.rollouts.reward_outputs import Failed
+from grpo_run.runtime.rank.points import Failed
 from grpo_run.trainers.rewards import whole_batch
 from grpo_run.watchdog.stalls.deadlines import DeadlineSettings
 
@@ -83,7 +83,7 @@ def rank() -> Iterator[Rank]:
 
 def failures(values: list[Any]) -> dict[int, str]:
     """The samples without a reward, and why."""
-    return {index: value.reason.value for index, value in enumerate(values) if isinstance(value, Failed)}
+    return {index: str(value.reason) for index, value in enumerate(values) if isinstance(value, Failed)}
 
 
 def process(prompts: list[str], **columns: Any) -> list[int]:
