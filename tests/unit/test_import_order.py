@@ -47,7 +47,7 @@ DECIDERS = {
     "runtime.features.injections": {"events"},
     "runtime.features.kept_completions": {"settings"},
     "runtime.features.masking": {"events", "selection", "settings"},
-    "runtime.features.memory_plan": {"events", "plan", "settings", "shown"},
+    "runtime.features.memory_plan": {"shown"},
     "runtime.features.memory_trace": {"events", "settings"},
     "runtime.features.phase_growth": {"events", "watch"},
     "runtime.features.quarantine": {"events", "settings", "shown"},
