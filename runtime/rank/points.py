@@ -33,8 +33,8 @@ class CallPoints:
     Attributes:
         train_call: number of the call in the run.
         trainer: of a `train()` call; None for a loop.
-        models: the torch modules that it trains.
         hooks: closed when the call ends.
+        models: the torch modules that it trains.
         leave_loop: ends a loop after the present step, on this rank alone; None for a `train()` call.
         forward_passes: called before each forward pass of the trainer's model with its keyword arguments,
             unless it is compiled.
@@ -44,8 +44,8 @@ class CallPoints:
 
     train_call: int
     trainer: Any
-    models: Iterable[Any]
     hooks: ExitStack
+    models: Iterable[Any] = ()
     leave_loop: Callable[[], None] | None = None
     forward_passes: list[Callable[[Mapping[str, Any]], None]] = field(default_factory=list)
     step_ends: list[Step] = field(default_factory=list)

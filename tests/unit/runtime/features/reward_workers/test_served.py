@@ -83,7 +83,7 @@ def rank() -> Iterator[Rank]:
 
 def failures(values: list[Any]) -> dict[int, str]:
     """The samples without a reward, and why."""
-    return {index: value.reason for index, value in enumerate(values) if isinstance(value, Failed)}
+    return {index: str(value.reason) for index, value in enumerate(values) if isinstance(value, Failed)}
 
 
 def process(prompts: list[str], **columns: Any) -> list[int]:
