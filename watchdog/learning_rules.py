@@ -1,8 +1,7 @@
-"""The learning guards by name, their limits, the response to each, and the alarm that one raises.
+"""The learning guards by name, their limits, and the response to each.
 
 `Rules` is part of the run's configuration; `runtime/launch/guard_options.py` parses `--guard` into it. The
-guards themselves are in `learning_guards.py`. An alarm that ends an attempt travels to the supervisor in
-the rank's error file. Plain data.
+guards themselves are in `runtime/features/learning_guards/`. Plain data.
 """
 
 from __future__ import annotations
@@ -77,31 +76,3 @@ class Rules:
     def response(self, guard: LearningGuard) -> GuardResponse:
         """Return what follows when the guard trips."""
         return self.responses.get(guard, DEFAULT_RESPONSES[guard])
-
-
-@dataclass(frozen=True, kw_only=True)
-class Alarm:
-    """A guard has tripped.
-
-    Attributes:
-        step: after which it did.
-        onset: the first step that shows what is wrong, at most `step`.
-        sentence: what is wrong, for the user; a full sentence.
-    """
-
-    guard: LearningGuard
-    step: int
-    onset: int
-    sentence: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class Trip(Alarm):
-    """An alarm on which all ranks have ended the attempt."""
-
-    response: GuardResponse
-
-    @classmethod
-    def of(cls, alarm: Alarm, response: GuardResponse) -> Trip:
-        """Return the trip of an alarm."""
-        return cls(**vars(alarm), response=response)

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 
 from grpo_run.cli.launching.command import LaunchCommand, node_range
 from grpo_run.runtime.errors import UsageError
-from grpo_run.runtime.history.recovery import orders_of
 from grpo_run.runtime.launch.config import Output, RunConfig
 from grpo_run.runtime.launch.rank_settings import RankSettings
 from grpo_run.runtime.memory.plan import expandable_segments
@@ -169,7 +168,6 @@ def rank_environment(supervisor: Supervisor, rank: int, world_size: int) -> dict
         known_calls=supervisor.history.calls.to_pass(),
         attempt_started_at=time.time(),
         expected_snapshot=supervisor.expected_snapshot,
-        fresh_seeds=orders_of(supervisor.history.recoveries),
         injections_fired=tuple(supervisor.history.injections_fired),
         features=supervisor.rank_settings(rank),
         moved_rewards=tuple(supervisor.history.rewards.moved),

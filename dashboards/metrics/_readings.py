@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from importlib.metadata import version
+from typing import Any
 
 from grpo_run.dashboards.metrics.metric import (
     ACTIONS,
@@ -218,10 +219,14 @@ def restarts(observation: RunObservation) -> Iterator[Sample]:
             yield (cause, action), float(counts[cause, action])
 
 
+def guard_part(observation: RunObservation) -> Any:
+    return next(one for one in observation.status.history.parts if hasattr(one, "nonfinite_refused"))
+
+
 def guard_trips(observation: RunObservation) -> Iterator[Sample]:
     """How often each learning guard has tripped."""
     for guard in LearningGuard:
-        yield (guard.value,), float(observation.status.history.guard_trips.get(guard.value, 0))
+        yield (guard.value,), float(guard_part(observation).counts.get(guard.value, 0))
 
 
 def last_incident(observation: RunObservation) -> Iterator[Sample]:

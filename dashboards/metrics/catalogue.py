@@ -25,6 +25,7 @@ from grpo_run.dashboards.metrics._readings import (
     fault_durations,
     faults,
     goodput,
+    guard_part,
     guard_trips,
     incidents,
     last_incident,
@@ -240,7 +241,7 @@ RUN_METRICS: tuple[Metric[RunObservation], ...] = (
     ),
     Metric(
         name="grpo_nonfinite_total", kind="counter", unit="count",
-        read=run_value(lambda run: float(run.status.history.nonfinite_refused)),
+        read=run_value(lambda run: float(guard_part(run).nonfinite_refused)),
         help="How often a step was refused because its loss or gradient was not finite.",
     ),
     Metric(

@@ -70,8 +70,8 @@ class RunReport:
 
     `wall_seconds` is the time by what it was spent on; its sum is the time from the first event to the last.
     `curves` are of the `train()` call with the number `curves_of_call`, and `marks` its faults; `phases` has
-    the seconds that phases and callbacks took in its steps, the longest first, and `growth` says which of them
-    got slower and slower. `omitted` is the number of earlier incidents that are not listed.
+    the seconds that phases and callbacks took in its steps, the longest first, and `growth` says which got
+    slower and slower. `omitted` is the number of earlier incidents that are not listed.
     """
 
     run_id: str

@@ -22,7 +22,7 @@ from types import ModuleType
 
 from grpo_run.runtime.history.history import HistoryPart
 
-FEATURES = ("quarantine", "trackers", "phase_growth")
+FEATURES = ("quarantine", "trackers", "phase_growth", "learning_guards")
 """The folders of all features, in the order in which they are asked."""
 
 

@@ -124,9 +124,9 @@ class RunStatus:
             "masked": history.masked.as_json(),
             "host_memory": _json_or_none(self.host_memory),
             "memory_trace": history.memory_trace.as_json(),
+            **{name: value for part in history.parts for name, value in part.as_json().items()},
             "memory_restarts": history.memory_restarts.count,
             "memory_plan": history.memory.plan.model_dump(exclude_defaults=True),
-            **{name: value for part in history.parts for name, value in part.as_json().items()},
         }
 
     def _waiting_as_json(self) -> dict[str, Any] | None:

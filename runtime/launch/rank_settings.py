@@ -13,7 +13,6 @@ from typing import Any
 import pydantic
 
 from grpo_run.runtime.history.progress import PRIOR_FAILURE_SECONDS
-from grpo_run.runtime.history.recovery import FreshSeeds
 from grpo_run.runtime.history.rewards import MovedReward
 from grpo_run.runtime.history.train_calls import KnownCall
 from grpo_run.runtime.launch.config import RunConfig
@@ -58,8 +57,6 @@ class RankSettings(pydantic.BaseModel):
     """Wall-clock time at which the attempt was prepared, in seconds since the epoch."""
     expected_snapshot: SnapshotName | None = None
     """The snapshot in memory that the ranks load; None if they load a checkpoint from disk, or nothing."""
-    fresh_seeds: tuple[FreshSeeds, ...] = ()
-    """Orders to sample anew from a step on, oldest first."""
     injections_fired: tuple[str, ...] = ()
     """Injections that have fired in this run, as canonical text."""
 

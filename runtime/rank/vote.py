@@ -33,11 +33,8 @@ class Flags(NamedTuple):
     """Save a checkpoint after the next step."""
     snapshot: bool = False
     """Take a snapshot in memory after the next step."""
-    nonfinite: bool = False
-    """A loss or the gradient of this step was not finite."""
-    tripped: bool = False
-    """A learning guard whose response ends the attempt has tripped at this step."""
-
+    alarm: bool = False
+    """End the attempt now: something is wrong with this step."""
     timed_out: bool = False
     """A deadline has ended a rollout of this step."""
     collect: bool = False

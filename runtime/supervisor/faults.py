@@ -15,13 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from grpo_run.runtime.errors import EXIT_FINISHED, EXIT_GAVE_UP, EXIT_STOPPED, EXIT_USAGE, UsageError
-from grpo_run.runtime.history.events import (
-    ActionChosen,
-    AttemptEnded,
-    IncidentConfirmed,
-    LearningGuardTripped,
-    WarningGiven,
-)
+from grpo_run.runtime.history.events import ActionChosen, AttemptEnded, IncidentConfirmed, WarningGiven
 from grpo_run.runtime.history.history import History
 from grpo_run.runtime.history.lifecycle import Lifecycle, RunEvent
 from grpo_run.runtime.history.recovery import Action, Decision
@@ -32,7 +26,7 @@ from grpo_run.runtime.launch.config import RunConfig
 from grpo_run.runtime.supervisor.attempt import Attempt, Exits
 from grpo_run.runtime.supervisor.incident import IncidentContext, IncidentOutcome, investigate, tell_ranks
 from grpo_run.runtime.supervisor.memory.policy import MemoryDecision
-from grpo_run.runtime.supervisor.points import Fault, SupervisorFeature
+from grpo_run.runtime.supervisor.points import Answer, Fault, SupervisorFeature
 from grpo_run.runtime.supervisor.policy import decide, has_finished
 from grpo_run.runtime.supervisor.run_memory import RunMemory, signature_with_plan
 from grpo_run.runtime.supervisor.setting_aside import can_go_back
@@ -147,14 +141,14 @@ class FaultHandler:
         fault = Fault(
             verdict=verdict, failed_ranks=(*verdict.culprits, *also_failed), files=context.attempt.files
         )
-        answers = (feature.answer(fault) for feature in self._features)
+        answers = [feature.answer(fault) for feature in self._features]
         answer = next((one for one in answers if one is not None), None)
         decision = decide(
             self._history,
             verdict,
             self._config.budget,
             stopping=stopping,
-            can_go_back=self._can_go_back(verdict),
+            can_go_back=self._can_go_back(answer),
             answer=answer.decision if answer is not None else None,
             starts_over=self._config.may_start_over,
             wrong_settings=usage is not None,
@@ -209,10 +203,10 @@ class FaultHandler:
             grown_bytes=attempt.growth.grown_bytes(rank, now) if rank is not None else 0,
         )
 
-    def _can_go_back(self, verdict: Verdict) -> bool:
-        trip = verdict.trip
+    def _can_go_back(self, answer: Answer | None) -> bool:
+        before = answer.decision.before_step if answer is not None else None
         call = self._history.recoveries[-1].train_call
-        return trip is None or can_go_back(self._history, self._config, call, trip.onset)
+        return before is None or can_go_back(self._history, self._config, call, before)
 
     def _move_reward(self) -> None:
         """Let the next attempt run a reward function in a worker that has failed too often, and say so."""
@@ -297,13 +291,11 @@ class FaultHandler:
                 failed_reward=to_json(verdict.failed_reward) if verdict.failed_reward is not None else None,
                 incident=str(outcome.folder),
                 failed_at=failed_at,
-                guard=to_json(verdict.trip) if verdict.trip is not None else None,
+                guard=dict(verdict.alarm.details) if verdict.alarm is not None else None,
                 shortage=verdict.shortage.as_json() if verdict.shortage is not None else None,
                 detection_seconds=max(0.0, time.time() - failed_at),
             )
         )
-        if verdict.trip is not None:
-            self._reporter.write(LearningGuardTripped(**to_json(verdict.trip)))
         return outcome
 
 

@@ -32,7 +32,7 @@ from grpo_run.watchdog.deadlocks.collectives import CONSENSUS_GROUP, CollectiveP
 from grpo_run.watchdog.deadlocks.positions import Position
 from grpo_run.watchdog.deadlocks.proof import prove
 from grpo_run.watchdog.diagnosis import hangs
-from grpo_run.watchdog.diagnosis.exits import diagnose_early_exit, diagnose_exits, diagnose_guard, is_victim
+from grpo_run.watchdog.diagnosis.exits import diagnose_alarm, diagnose_early_exit, diagnose_exits, is_victim
 from grpo_run.watchdog.diagnosis.host_oom import diagnose_host_oom
 from grpo_run.watchdog.diagnosis.rewards import raised_reward
 from grpo_run.watchdog.evidence import collection, incident_files
@@ -185,9 +185,9 @@ def _judge(
         return hangs.diagnose_stall(finding.stall, slots, gathered.stacks)
     if not exits.failed:
         return hangs.diagnose_slow_stop(context.stop_seconds, slots, gathered.stacks)
-    tripped = diagnose_guard(exits.failed, slots)
-    if tripped is not None:
-        return tripped
+    alarm = diagnose_alarm(exits.failed, slots)
+    if alarm is not None:
+        return alarm
     kills = context.kills_of(exits.failed)
     host = diagnose_host_oom(exits.failed, slots, kills, best_position=context.best_position)
     if host is not None:

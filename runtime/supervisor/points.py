@@ -37,15 +37,15 @@ class Fault:
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """What a feature offers against a failure that a restart would only repeat.
+    """What a feature offers after an alarm of its own, or against a failure that a restart would only repeat.
 
     Attributes:
-        decision: taken in place of giving the run up, if the budget allows a restart.
+        decision: taken after an alarm, or in place of giving the run up, if the budget allows a restart.
         act: called once the decision is in the journal, before the next attempt.
     """
 
     decision: Decision
-    act: Callable[[], None]
+    act: Callable[[], None] = lambda: None
 
 
 class SupervisorFeature:
@@ -64,7 +64,10 @@ class SupervisorFeature:
         return None
 
     def answer(self, fault: Fault) -> Answer | None:
-        """Return what can be done against a fault, which the history contains as its last recovery."""
+        """Return what can be done against a fault, which the history contains as its last recovery.
+
+        Called once for each fault, whatever is decided.
+        """
         return None
 
 

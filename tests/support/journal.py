@@ -28,9 +28,9 @@ def event(name: str, **fields: Any) -> Event:
     return Unread(name=name, damaged=False)
 
 
-def as_event(record: Mapping[str, Any]) -> Event:
+def as_event(record: Mapping[str, Any], decoder: EventDecoder = DECODER) -> Event:
     """Return an event as a reader of the history gets it from a line."""
-    found = DECODER.decode(json.dumps(record, default=str).encode())
+    found = decoder.decode(json.dumps(record, default=str).encode())
     assert found is not None, record
     return found
 

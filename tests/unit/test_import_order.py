@@ -43,6 +43,7 @@ DECIDERS = {
         "events", "history", "progress", "sample_masking", "lifecycle", "memory_findings",
         "no_trainer_script", "recovery", "rewards", "totals", "train_calls", "wall_states",
     },
+    "runtime.features.learning_guards": {"events", "judge", "settings"},
     "runtime.features.phase_growth": {"events", "watch"},
     "runtime.features.quarantine": {"events", "settings", "shown"},
     "runtime.features.trackers": {"events"},

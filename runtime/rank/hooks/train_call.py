@@ -21,12 +21,11 @@ from typing import Any
 from transformers import TrainerCallback
 
 from grpo_run.runtime.rank.exact.state import ExactState
-from grpo_run.runtime.rank.hooks._callback import GuardCallback, TrainerSource
+from grpo_run.runtime.rank.hooks._callback import GuardCallback
 from grpo_run.runtime.rank.hooks._control import ControlVote
 from grpo_run.runtime.rank.hooks._phases import mark_callbacks
 from grpo_run.runtime.rank.hooks._resume import RestoredCall, epochs_skipped, facts_of
 from grpo_run.runtime.rank.hooks._rollout_hooks import rollouts_hooked
-from grpo_run.runtime.rank.learning import LearningGuards, StepReader, read_steps
 from grpo_run.runtime.rank.memory_plan.facts import publish_facts
 from grpo_run.runtime.rank.points import CallPoints
 from grpo_run.runtime.rank.resuming import request
@@ -119,7 +118,7 @@ def run_train_call(
 
     Raises:
         Stopped: all ranks agreed to stop before the call's last step.
-        GuardTripped: all ranks agreed that a learning guard ends the attempt.
+        AlarmRaised: all ranks agreed to end the attempt.
     """
     session = guard.session
     chosen = str(trainer.args.output_dir)
@@ -130,15 +129,13 @@ def run_train_call(
     facts = facts_of(trainer, session)
     agreed = agree_on_resume(session, call, script_argument or None, facts, claimed=guard.claimed)
     call, resume = guard.recognize(call, agreed.choice.ordinal), agreed.choice
-    guards = LearningGuards(session, call.ordinal, sampling_group=sampling_group(trainer, session.rank))
-    step_vote = StepVote(session, guard.requests, guards)
-    reader = StepReader(trainer)
     if (text := order_warning(trainer)) is not None and session.world_size > 1:
         session.warn(text)
     with ExitStack() as hooks:
         points = CallPoints(train_call=call.ordinal, trainer=trainer, hooks=hooks)
+        step_vote = StepVote(session, guard.requests, points)
         exact = ExactState(
-            trainer, rank=session.rank, world_size=session.world_size, warn=session.warn, guards=guards
+            trainer, rank=session.rank, world_size=session.world_size, warn=session.warn, features=points
         )
         exact.script_decides_anew = resume.decides_anew
         hooks.callback(exact.close)
@@ -146,7 +143,6 @@ def run_train_call(
             session.injector.prepare(session.votes.maximum)
             hooks.enter_context(session.injector.attached(trainer))
         hooks.enter_context(rollouts_hooked(trainer, guard, call.ordinal, step_vote))
-        hooks.enter_context(read_steps(trainer, reader))
         for feature in guard.features:
             feature.call(session, points)
         hooks.enter_context(record_model_activity(trainer, session, points.forward_passes))
@@ -154,8 +150,7 @@ def run_train_call(
         hooks.enter_context(input_gradients.one_hook_per_model(lambda: warn_once(HOOK_REPLACED)))
         contents = TrainerContents(trainer, session, call, exact)
         saver = Saver(contents, session, snapshots=guard.snapshots, collect_vote=step_vote.collect)
-        source = TrainerSource(exact, reader)
-        events = StepEvents(session, call.ordinal, step_vote, saver, guards, source, points)
+        events = StepEvents(session, call.ordinal, step_vote, saver, points, exact.begin_step)
         hooks.enter_context(contents.log_history.restored())
         control = ControlVote(trainer, session, step_vote.collect)
         hooks.enter_context(control.observed())
@@ -198,15 +193,6 @@ def run_train_call(
             finish(session, call, saver, trainer.state.global_step)
     leave(session)
     return result
-
-
-def sampling_group(trainer: Any, rank: int) -> int:
-    """Return what ranks have in common that must draw the same random numbers: those of one vLLM engine, else
-    one rank.
-    """
-    args = trainer.args
-    shared = getattr(args, "use_vllm", False) and getattr(args, "vllm_mode", "") == "colocate"
-    return rank // int(getattr(args, "vllm_tensor_parallel_size", 1) or 1) if shared else rank
 
 
 def run_inner_call(

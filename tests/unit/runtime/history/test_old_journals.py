@@ -18,7 +18,10 @@ from grpo_run.runtime.history.history import History
 from grpo_run.runtime.history.journal import JournalReader
 
 HERE = Path(__file__).parent
-FEATURES = {"quarantine": "Quarantine", "tracker_runs": "TrackerRuns.names", "growth": "GrownPhases.found"}
+FEATURES = {
+    "quarantine": "Quarantine", "tracker_runs": "TrackerRuns.names", "growth": "GrownPhases.found",
+    "guard_trips": "GuardTrips.counts", "nonfinite_refused": "GuardTrips.nonfinite_refused",
+}  # fmt: skip
 """What features replay now, by the field of that history: a part, or a field of it."""
 
 

@@ -117,11 +117,3 @@ def test_a_run_is_given_up_at_its_last_fault(action: str, code: int, committed: 
         history.apply(as_event({"event": event, "time": 50.0, **fields}))
     (recovery,) = history.recoveries
     assert (recovery.gave_up, recovery.recovery_seconds is not None) == (gave_up, committed)
-
-
-def test_only_a_guard_that_ends_the_attempt_refuses_a_step() -> None:
-    """A warning lets the step pass, and other guards judge finite values."""
-    history = History()
-    for guard, response in (("nonfinite", "roll-back"), ("nonfinite", "warn"), ("kl", "stop")):
-        history.apply(as_event({"event": "guard_tripped", "time": 1.0, "guard": guard, "response": response}))
-    assert history.nonfinite_refused == 1

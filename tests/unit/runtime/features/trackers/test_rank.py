@@ -9,7 +9,7 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
-from support.journal import event
+from support.journal import as_event
 
 from grpo_run.runtime.features.trackers import rank
 from grpo_run.runtime.features.trackers.events import PART as HISTORY
@@ -53,7 +53,7 @@ def attempt(session: Any, events: Events) -> Attempt:
     def begin() -> OpenedRuns:
         history = History(parts=(HISTORY(),))
         for record in events():
-            history.apply(event(record.pop("event"), **record))
+            history.apply(as_event(record, history.decoder))
         told = {PART.name: history.part(HISTORY).names}
         session.settings = session.settings.model_copy(update={"features": told})
         return OpenedRuns(session)
