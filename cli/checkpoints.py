@@ -24,7 +24,7 @@ from grpo_run.runtime.checkpoints.manifest import remove_manifest
 from grpo_run.runtime.checkpoints.publishing import clean_partial_directories, is_abandoned
 from grpo_run.runtime.checkpoints.search import output_directory_of, step_of
 from grpo_run.runtime.errors import ConfigError, UsageError
-from grpo_run.runtime.history.reader import RunReader
+from grpo_run.runtime.launching.reading import run_reader
 from grpo_run.watchdog.text import size_text
 
 EXIT_BAD = 1
@@ -94,7 +94,7 @@ def find_directories(target: str | None) -> list[Path]:
         if path.is_dir() and not (path / "run.json").is_file():
             return [path]
     run = find_run(target)
-    history = RunReader(run).history()
+    history = run_reader(run).history()
     if history.checkpoint is None:
         raise UsageError(f"run {run.path.name} has published no checkpoint yet")
     return [Path(path) for path in history.calls.output_directories]

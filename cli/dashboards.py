@@ -1,31 +1,29 @@
 """`grpo-run dashboards export DIR`: write Grafana dashboards, alert rules and the configuration around them.
 
-Copies the generated files of `dashboards/grafana` and `dashboards/prometheus`, and those of
-`dashboards/stack`. Starts nothing.
+Dashboards and rules are those of `dashboards/provisioning.py`, the rest is copied from `dashboards/stack`.
+Starts nothing.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from importlib.resources import files
 from pathlib import Path
 
+import yaml
+
 from grpo_run.cli.command_parser import CommandParser
+from grpo_run.dashboards.provisioning import alert_rules, dashboards
 from grpo_run.runtime.errors import UsageError
 from grpo_run.runtime.registry import targets_folder
 
 FILES = {
     "compose.yaml": "stack/compose.yaml",
     "prometheus/prometheus.yml": "stack/prometheus.yml",
-    "prometheus/alerts.yml": "prometheus/alerts.yml",
     "alertmanager/alertmanager.yml": "stack/alertmanager.yml",
     "grafana/provisioning/datasources/prometheus.yml": "stack/datasource.yml",
     "grafana/provisioning/dashboards/grpo-run.yml": "stack/provider.yml",
-    **{
-        f"grafana/dashboards/{file.name}": f"grafana/{file.name}"
-        for file in files("grpo_run.dashboards.grafana").iterdir()
-        if file.name.endswith(".json")
-    },
 }
 """Path below the given folder, and of the file in the package `dashboards`."""
 
@@ -66,5 +64,8 @@ def main(arguments: Sequence[str]) -> int:
 def _texts() -> dict[str, str]:
     package = files("grpo_run.dashboards")
     texts = {name: package.joinpath(source).read_text() for name, source in FILES.items()}
+    texts["prometheus/alerts.yml"] = yaml.safe_dump(alert_rules(), sort_keys=False, width=110)
+    for name, model in dashboards().items():
+        texts[f"grafana/dashboards/{name}.json"] = json.dumps(model, indent=2) + "\n"
     texts["compose.yaml"] = texts["compose.yaml"].replace("TARGETS", str(targets_folder() or "./targets"))
     return texts

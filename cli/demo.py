@@ -20,8 +20,8 @@ from grpo_run.runtime.errors import ConfigError
 from grpo_run.runtime.history.events import RankStarted, StepCommitted
 from grpo_run.runtime.history.history import DECODER
 from grpo_run.runtime.history.journal import JournalReader
-from grpo_run.runtime.history.reader import RunReader
 from grpo_run.runtime.history.run_directory import RunDirectory
+from grpo_run.runtime.launching.reading import run_reader
 
 DEADLINE_SECONDS = 600.0
 STOP_SECONDS = 30.0
@@ -139,7 +139,7 @@ def _report(run: RunDirectory, out: Path, code: int, killed_after: int | None, s
     from grpo_run.dashboards.reward_plot import draw_run
     from grpo_run.runtime.history.reader import read_journal
 
-    status = RunReader(run).read()
+    status = run_reader(run).read()
     plot = out / "reward.png"
     console = Console(highlight=False, markup=False)
     console.print()

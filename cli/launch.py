@@ -23,11 +23,11 @@ from grpo_run.cli.launching.stop_signals import after_end, note_signals, stop_si
 from grpo_run.runtime.catalog import has_trained
 from grpo_run.runtime.errors import EXIT_FINISHED, EXIT_GAVE_UP, EXIT_USAGE, RunDirectoryError, UsageError
 from grpo_run.runtime.history.history import History
-from grpo_run.runtime.history.reader import RunReader
 from grpo_run.runtime.history.recovery import fails_to_resume
 from grpo_run.runtime.history.run_directory import RunDirectory
 from grpo_run.runtime.launch.imported_files import renew_record
 from grpo_run.runtime.launch.inputs import commit_of
+from grpo_run.runtime.launching.reading import run_reader
 from grpo_run.runtime.processes.starting import interpreter_command
 from grpo_run.runtime.registry import forget, register, registry_folder, targets_folder, withdraw_target
 from grpo_run.runtime.supervisor import last_resort
@@ -49,7 +49,7 @@ def run(launch: LaunchCommand) -> int:
     code = _run(launch)
     config = launch.config
     if code == EXIT_GAVE_UP and config.may_start_over and not after_end:
-        history = RunReader(RunDirectory(path=config.run_directory)).history()
+        history = run_reader(RunDirectory(path=config.run_directory)).history()
         of_this_launch = len(history.recoveries) > history.recoveries_at_start
         if of_this_launch and fails_to_resume(history.recoveries):
             for number in stop_signals() - ignored:
@@ -155,7 +155,7 @@ def _report_failure(launch: LaunchCommand, directory: RunDirectory, error: Excep
 
 def _resume_or_supervise(launch: LaunchCommand, directory: RunDirectory, listener: Listener | None) -> int:
     config = launch.config
-    history = RunReader(directory).history()
+    history = run_reader(directory).history()
     if history.completed and (code := _write_the_rest(config.run_id, directory, history)) is not None:
         return code
     inputs = inputs_of(config, launch.script)

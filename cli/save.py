@@ -19,8 +19,8 @@ from grpo_run.runtime.history.events import CheckpointFailed, CheckpointPublishe
 from grpo_run.runtime.history.history import DECODER, History
 from grpo_run.runtime.history.journal import JournalReader
 from grpo_run.runtime.history.no_trainer_script import NoTrainerScript
-from grpo_run.runtime.history.reader import RunReader
 from grpo_run.runtime.history.run_directory import RunDirectory, supervisor_to_ask
+from grpo_run.runtime.launching.reading import run_reader
 
 EXIT_NOT_SAVED = 1
 DEFAULT_WAIT_SECONDS = 600.0
@@ -59,7 +59,7 @@ def main(arguments: Sequence[str]) -> int:
         raise UsageError(f"--wait {seconds:g}: give a number of seconds above 0")
     run = find_run(options.run)
     supervisor_to_ask(run)
-    own = RunReader(run).history().no_trainer
+    own = run_reader(run).history().no_trainer
     if own.current:
         print(_nothing_can_be_saved(own))
         return EXIT_NOT_SAVED

@@ -9,9 +9,8 @@ from typing import Any
 
 from grpo_run.cli.command_parser import CommandParser
 from grpo_run.runtime.catalog import find_run
-from grpo_run.runtime.features import history_parts
-from grpo_run.runtime.history.reader import RunReader
 from grpo_run.runtime.history.status import RunStatus
+from grpo_run.runtime.launching.reading import run_reader
 from grpo_run.watchdog.text import duration_text, place_name, size_text, step_time_text
 
 
@@ -23,7 +22,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_run()
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     options = parser.parse_args(arguments)
-    status = RunReader(find_run(options.run), parts=history_parts).read()
+    status = run_reader(find_run(options.run)).read()
     if options.json:
         print(json.dumps(status.as_json(), indent=2, ensure_ascii=False))
     else:

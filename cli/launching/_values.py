@@ -1,69 +1,39 @@
-"""Checks of single option values: sample masking, snapshots, deadlines, shown ranks, memory plan.
+"""Settings that are made of several options or of this machine: time limits, deadlines, the folder of
+snapshots, what is shown.
 
-`--memory-plan` sets the plan of a run from its first attempt on, as `NAME=VALUE,NAME`; after an
-out-of-memory error the supervisor goes on from it. Called by `command.py`. Chooses no plan.
+Called by `command.py`. Declares no option.
 """
 
 from __future__ import annotations
 
-import argparse
-import difflib
 import math
 import os
 import sys
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
-import pydantic
-
-from grpo_run.cli.launching._torchrun import handler_seconds
-from grpo_run.runtime.errors import ConfigError, UsageError
+from grpo_run.runtime.errors import UsageError
 from grpo_run.runtime.files import SHARED_MEMORY_ROOT
-from grpo_run.runtime.launch.config import MaskingSettings, Output, Timeouts
-from grpo_run.runtime.memory.plan import OPTION_NAMES, MemoryPlan
+from grpo_run.runtime.launch.config import DeadlineOptions, Output, Timeouts
+from grpo_run.runtime.launch.option import given_values, options_of
 from grpo_run.runtime.snapshots.ownership import private_folder
 from grpo_run.watchdog.stalls.deadlines import DeadlineSettings
 
-DEADLINE_FIELDS = {
-    "deadline_floor": "floor_seconds",
-    "deadline_ceiling": "ceiling_seconds",
-    "deadline_first": "first_seconds",
-    "deadline_exit": "exit_seconds",
-}
 
+def timeouts(given: Mapping[str, Any], handlers: float | None) -> Timeouts:
+    """Return the time limits.
 
-def timeouts(options: argparse.Namespace) -> Timeouts:
-    """Return the time limits. `--stop-timeout` is also that of the handlers of a script that trains by
-    itself; otherwise torchrun's `--shutdown-timeout` is."""
-    limits = Timeouts(vote_seconds=options.vote_timeout, tool_seconds=options.tool_timeout)
-    handlers = handler_seconds(options)
-    if options.stop_timeout is not None:
-        return replace(limits, stop_seconds=options.stop_timeout, handler_seconds=options.stop_timeout)
+    Args:
+        given: values of the command line, by option.
+        handlers: torchrun's limit for the handlers of a script that trains by itself, in seconds; None if it
+            was not given. `--stop-timeout` goes before it.
+    """
+    limits = Timeouts(**given_values(Timeouts, given))
+    if given.get("--stop-timeout") is not None:
+        return replace(limits, handler_seconds=limits.stop_seconds)
     return limits if handlers is None else replace(limits, handler_seconds=handlers)
-
-
-def masking(options: argparse.Namespace) -> MaskingSettings:
-    """Return which samples are excluded.
-
-    Raises:
-        ConfigError: a value is out of range.
-    """
-    text = options.mask_capped
-    ends = () if text == "none" else tuple(word.strip() for word in text.split(","))
-    return MaskingSettings(repeat_rewards_above=options.repeat_rewards_above, masked_ends=ends)
-
-
-def snapshot_every(text: str) -> int | None:
-    """Return the number of steps between snapshots; None for `auto`.
-
-    Raises:
-        UsageError: it is neither a number nor `auto`.
-    """
-    if text == "auto":
-        return None
-    if not text.isdecimal():
-        raise UsageError(f"--snapshot-every {text}: give a number of steps, 0 for none, or auto")
-    return int(text)
 
 
 def snapshot_folder(text: str, nodes: int) -> Path | None:
@@ -92,20 +62,17 @@ def snapshot_folder(text: str, nodes: int) -> Path | None:
     return found
 
 
-def deadlines(options: argparse.Namespace) -> DeadlineSettings:
+def deadlines(values: Mapping[str, Any]) -> DeadlineSettings:
     """Return the bounds of the learned deadlines; an option that was not given keeps its default.
 
     Raises:
         UsageError: a value is not a positive number, or two values contradict each other.
     """
-    given = {}
-    for name, field in DEADLINE_FIELDS.items():
-        value = getattr(options, name)
-        if value is None:
-            continue
-        if not (math.isfinite(value) and value > 0):
-            raise UsageError(f"--{name.replace('_', '-')} {value:g}: must be a number of seconds above 0")
-        given[field] = value
+    given = given_values(DeadlineOptions, values)
+    for field, declared in options_of(DeadlineOptions):
+        value = given.get(field.name)
+        if value is not None and not (math.isfinite(value) and value > 0):
+            raise UsageError(f"{declared.name} {value:g}: must be a number of seconds above 0")
     bounds = DeadlineSettings()
     floor, ceiling = (
         given.get("floor_seconds", bounds.floor_seconds),
@@ -153,50 +120,3 @@ def shown_ranks(text: str | None, output: Output, world_size: int) -> frozenset[
         have = "the only rank is 0" if world_size == 1 else f"ranks are 0 to {world_size - 1}"
         raise UsageError(f"--show-ranks {text}: there is no rank {max(ranks)}; {have}")
     return ranks
-
-
-SWITCHES = frozenset({"checkpointing", "offload", "expandable-segments", "vllm-sleep"})
-"""Names without a value."""
-HELP = (
-    "micro-batch=N divides per_device_train_batch_size and multiplies gradient_accumulation_steps",
-    "sub-batches=N splits calls of generation",
-    "checkpointing turns on gradient checkpointing",
-    "offload moves DeepSpeed's optimizer to host memory",
-    "expandable-segments",
-    "vllm-share=SHARE",
-    "vllm-sleep",
-)
-"""What each does, for the help."""
-
-
-def parse_memory_plan(text: str | None) -> MemoryPlan:
-    """Parse the option.
-
-    Args:
-        text: None if it was not given.
-
-    Raises:
-        ConfigError: a name is unknown or given twice, or a value is out of range.
-    """
-    fields: dict[str, object] = {}
-    for item in (text or "").split(",") if text is not None else ():
-        name, equals, value = (part.strip() for part in item.partition("="))
-        if name not in OPTION_NAMES:
-            near = difflib.get_close_matches(name, OPTION_NAMES, 1)
-            hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(OPTION_NAMES)}"
-            raise ConfigError(f"--memory-plan {item.strip() or repr(item)}: unknown; {hint}")
-        field = OPTION_NAMES[name]
-        if field in fields:
-            raise ConfigError(f"--memory-plan {name}: given twice")
-        if (name in SWITCHES) == bool(equals):
-            raise ConfigError(f"--memory-plan {item.strip()}: expected {_expected(name)}")
-        fields[field] = True if name in SWITCHES else value
-        try:
-            MemoryPlan.model_validate({field: fields[field]})
-        except pydantic.ValidationError as error:
-            raise ConfigError(f"--memory-plan {item.strip()}: {error.errors()[0]['msg'].lower()}") from None
-    return MemoryPlan.model_validate(fields)
-
-
-def _expected(name: str) -> str:
-    return f"{name} without a value" if name in SWITCHES else f"{name}=NUMBER"

@@ -16,10 +16,16 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from grpo_run.cli.launching import _values as values
-from grpo_run.cli.launching._torchrun import check_torchruns, numa_cpus, shown_local_ranks
+from grpo_run.cli.launching._torchrun import check_torchruns, handler_seconds, numa_cpus, shown_local_ranks
 from grpo_run.cli.launching.identity import check_resume_from, locate
 from grpo_run.cli.launching.notifications import address, without_path
-from grpo_run.cli.launching.options import OptionWords, build_parser
+from grpo_run.cli.launching.options import (
+    LaunchOptions,
+    OptionWords,
+    build_parser,
+    feature_settings,
+    values_of,
+)
 from grpo_run.cli.launching.script_file import (
     check_configs,
     check_output_directory,
@@ -30,13 +36,13 @@ from grpo_run.cli.launching.script_file import (
 from grpo_run.dashboards.metrics.address import parse_address
 from grpo_run.runtime.errors import UsageError
 from grpo_run.runtime.launch.accelerate import Parallelism, load_parallelism
-from grpo_run.runtime.launch.config import Budget, RunConfig
-from grpo_run.runtime.launch.guard_options import parse_guards
+from grpo_run.runtime.launch.config import Budget, MaskingSettings, RunConfig
 from grpo_run.runtime.launch.injections import check as check_injections
-from grpo_run.runtime.launch.injections import parse_all
+from grpo_run.runtime.launch.option import given_values
 from grpo_run.runtime.processes.starting import parse_signals
-from grpo_run.runtime.rank.rollouts import caps_settings as caps
+from grpo_run.runtime.rank.rollouts.caps_settings import GenerationSettings
 from grpo_run.runtime.upstream.versions import untested_versions
+from grpo_run.watchdog.json_values import to_json
 
 TOKEN_BYTES = 4
 """Of the random part of a new run's id."""
@@ -54,7 +60,7 @@ class LaunchCommand:
     area is created; None to write checkpoints directly to disk.
     """
 
-    elastic: argparse.Namespace
+    elastic: argparse.Namespace = field(repr=False)
     config: RunConfig
     metrics_address: str
     script: Path
@@ -84,24 +90,25 @@ def parse(arguments: Sequence[str], *, starts_over: int = 0) -> LaunchCommand:
     parser = build_parser()
     command = OptionWords(parser).identity(arguments)
     options = parser.parse_args(arguments)
+    given = values_of(options)
+    launch = LaunchOptions(**given_values(LaunchOptions, given))
     for sentence in untested_versions():
         _warn(sentence)
     check_torchruns(options)
-    if options.on_end is not None and not options.on_end.strip():
+    if launch.on_end is not None and not launch.on_end.strip():
         raise UsageError("--on-end: give a command, or leave the option out")
-    notify = address("--notify", options.notify)
-    heartbeat_url = address("--heartbeat-url", options.heartbeat_url)
-    if options.metrics_addr != "off":
-        parse_address(options.metrics_addr)
+    notify = address("--notify", launch.notify)
+    heartbeat_url = address("--heartbeat-url", launch.heartbeat_url)
+    if launch.metrics_addr != "off":
+        parse_address(launch.metrics_addr)
     source = source_of(options.training_script, module=options.module)
     check_source(source)
     check_configs(options.training_script_args)
     if options.accelerate_config and Path(options.accelerate_config).is_file():
         check_yaml(Path(options.accelerate_config))
-    generation = caps.parse(options.generation)
-    memory_plan = values.parse_memory_plan(options.memory_plan)
-    guards = parse_guards(options.guard)
-    injections = parse_all(options.inject)
+    core, masking = given_values(RunConfig, given), given_values(MaskingSettings, given)
+    generation = given_values(GenerationSettings, given).get("caps", {})
+    features = {one.NAME: one(**given_values(one, given)) for one in feature_settings()}
     parse_signals(options.signals_to_handle)
     nodes = node_range(options)
     if nodes[1] == 1:  # of several, only the one with rank 0 writes
@@ -115,7 +122,7 @@ def parse(arguments: Sequence[str], *, starts_over: int = 0) -> LaunchCommand:
     options.nproc_per_node = str(ranks.ranks_per_node)
     if ranks.replaced:
         _warn(ranks.replaced)
-    check_injections(injections, ranks.ranks_per_node * nodes[1])
+    check_injections(core.get("injections", ()), ranks.ranks_per_node * nodes[1])
     check_descriptors(ranks.ranks_per_node, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
     shown = shown_local_ranks(options, ranks.ranks_per_node)
     token = secrets.token_hex(TOKEN_BYTES)
@@ -132,51 +139,36 @@ def parse(arguments: Sequence[str], *, starts_over: int = 0) -> LaunchCommand:
         arguments=tuple(options.training_script_args),
         command=tuple(command),
         environment=dict(ranks.environment),
-        preload=not options.no_preload,
         budget=Budget()
         if options.max_restarts is None
         else Budget(failures_without_progress=options.max_restarts),
-        timeouts=values.timeouts(options),
-        deadlines=values.deadlines(options),
-        injections=injections,
-        strict_faults=options.strict_faults,
-        cleanup_every=options.cleanup_every,
-        snapshot_every=values.snapshot_every(options.snapshot_every),
+        timeouts=values.timeouts(given, handler_seconds(options)),
+        deadlines=values.deadlines(given),
         generation=generation,
-        log_completions=options.log_completions,
-        memory_trace=options.memory_trace,
-        memory_plan=memory_plan,
-        reward_workers=options.reward_workers,
-        reward_timeout_seconds=options.reward_timeout,
-        masking=values.masking(options),
-        guards=guards,
-        resume_from=options.resume_from,
-        fresh=options.fresh or starts_over > 0,
-        on_resume_failure=options.on_resume_failure,
+        masking=MaskingSettings(**masking),
         starts_over=starts_over or location.starts_over,
-        require_resume=options.require_resume,
-        allow_degrade=options.allow_degrade,
+        features={name: to_json(one) for name, one in features.items()},
         expected_distributed_type=ranks.expected_distributed_type,
-        keep=tuple(options.keep),
-        shown_ranks=values.shown_ranks(options.show_ranks, output, ranks.ranks_per_node * nodes[1])
+        shown_ranks=values.shown_ranks(launch.show_ranks, output, ranks.ranks_per_node * nodes[1])
         if shown is None
         else frozenset(
             rank for rank in range(ranks.ranks_per_node * nodes[1]) if rank % ranks.ranks_per_node in shown
         ),
         output=output,
         rank_cpus=numa_cpus(options, ranks.ranks_per_node),
+        **{**core, "fresh": core.get("fresh", False) or starts_over > 0},
     )
     return LaunchCommand(
         elastic=options,
         config=config,
-        metrics_address=options.metrics_addr,
+        metrics_address=launch.metrics_addr,
         script=source,
-        on_end=options.on_end,
+        on_end=launch.on_end,
         notify=notify,
         heartbeat_url=heartbeat_url,
         typed=tuple(arguments),
-        accept_change=options.accept_change,
-        snapshot_folder=values.snapshot_folder(options.snapshot_dir, nodes[1]),
+        accept_change=launch.accept_change,
+        snapshot_folder=values.snapshot_folder(launch.snapshot_dir, nodes[1]),
     )
 
 

@@ -29,7 +29,7 @@ from grpo_run.runtime.checkpoints.search import (
 from grpo_run.runtime.errors import CheckpointError, UsageError
 from grpo_run.runtime.history.history import History
 from grpo_run.runtime.history.run_directory import DEFAULT_ROOT, RunDirectory, default_run_id
-from grpo_run.runtime.launch.config import MaskingSettings, RunConfig
+from grpo_run.runtime.launch.config import RunConfig
 from grpo_run.runtime.launch.imported_files import digests, read_record
 from grpo_run.runtime.launch.inputs import (
     Inputs,
@@ -39,6 +39,8 @@ from grpo_run.runtime.launch.inputs import (
     collect,
     files_named,
 )
+from grpo_run.runtime.launch.option import changed_training
+from grpo_run.runtime.rank.rollouts.caps_settings import GenerationSettings
 from grpo_run.runtime.snapshots.ownership import recorded_areas
 from grpo_run.runtime.snapshots.slot import STAGED
 
@@ -163,12 +165,7 @@ PARALLELISM = ("ACCELERATE_", "FSDP_")
 
 def inputs_of(config: RunConfig, script: Path) -> Inputs:
     """Read what the result of a run depends on besides its command, with the file that will run."""
-    settings: dict[str, object] = {f"--generation {name}": value for name, value in config.generation.items()}
-    masking, usual = config.masking, MaskingSettings()
-    if masking.masked_ends != usual.masked_ends:
-        settings["--mask-capped"] = ",".join(masking.masked_ends) or "none"
-    if masking.repeat_rewards_above != usual.repeat_rewards_above:
-        settings["--repeat-rewards-above"] = masking.repeat_rewards_above
+    settings = changed_training(GenerationSettings(caps=config.generation), config.masking, config)
     parallelism = {name: value for name, value in config.environment.items() if name.startswith(PARALLELISM)}
     return collect([script, *files_named(config.arguments)], os.environ, {**settings, **parallelism})
 

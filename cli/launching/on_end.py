@@ -20,9 +20,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from grpo_run.runtime.history.reader import RunReader
 from grpo_run.runtime.history.run_directory import RunDirectory
 from grpo_run.runtime.history.status import RunStatus
+from grpo_run.runtime.launching.reading import run_reader
 from grpo_run.watchdog.evidence.incident_files import read_verdict
 from grpo_run.watchdog.text import duration_text
 
@@ -133,7 +133,7 @@ def end_record(
 def status_or_none(directory: RunDirectory) -> RunStatus | None:
     """Read the status of a run whose launch has failed; None where that fails too."""
     try:
-        return RunReader(directory).read()
+        return run_reader(directory).read()
     except Exception:  # noqa: BLE001 - what is known of the end is told in any case
         return None
 

@@ -38,10 +38,11 @@ from grpo_run.dashboards.metrics.address import DEFAULT_ADDRESS, parse_address
 from grpo_run.dashboards.metrics.server import MetricsServer, start
 from grpo_run.runtime.board.stop_requests import StopRequests
 from grpo_run.runtime.errors import EXIT_FINISHED, EXIT_USAGE, ProcessError, UsageError
-from grpo_run.runtime.features import history_parts, modules
+from grpo_run.runtime.features import modules
 from grpo_run.runtime.files import short_path
 from grpo_run.runtime.history.run_directory import RunDirectory
 from grpo_run.runtime.launch.config import Output
+from grpo_run.runtime.launching.reading import history_parts
 from grpo_run.runtime.processes.helpers import Helpers
 from grpo_run.runtime.processes.starting import VARIABLE
 from grpo_run.runtime.registry import announce_target, targets_folder
@@ -80,9 +81,9 @@ def announce(
             terminal.notify(f"port {asked} is taken: the metrics are on the next free one, {port}")
         if server.open_to_network:
             terminal.notify("warning: the metrics can be read from the network, without authentication")
-        announced = (directory.path, targets_folder())
-        if not announce_target(*announced, target=server.target, run_id=launch.config.run_id):
-            terminal.notify(f"Prometheus has to be told the address: {announced[1]} cannot be written")
+        targets = targets_folder()
+        if not announce_target(directory.path, targets, target=server.target, run_id=launch.config.run_id):
+            terminal.notify(f"Prometheus has to be told the address: {targets} cannot be written")
     if launch.config.output is Output.lines and not launch.config.shown_ranks:
         logs = short_path(directory.path / "attempts")
         terminal.notify(f"what the ranks print is in {logs}; --show-ranks all shows it here")
@@ -139,13 +140,9 @@ def _supervise(
     from grpo_run.dashboards.terminal.terminal import Terminal
     from grpo_run.runtime.processes.output import OutputFollower
 
-    supervisor: Supervisor | None = None
     notifier = Notifier(launch.notify, launch.heartbeat_url, config.run_id)
     terminal = Terminal(
-        shown_ranks=config.shown_ranks,
-        passed_on=_passed_on(config.output),
-        status=lambda: supervisor.status(complete=False) if supervisor is not None else None,
-        tell=notifier.tell,
+        shown_ranks=config.shown_ranks, passed_on=_passed_on(config.output), tell=notifier.tell
     )
     output = OutputFollower(terminal)
 
@@ -190,7 +187,7 @@ def _supervise(
     agent = build_agent(launch, supervisor, helpers)
     server = announce(launch, directory, supervisor, terminal, listener)
     stops = StopRequests(lambda: supervisor.board, stop_by_signal)
-    terminal.start()
+    terminal.start(functools.partial(supervisor.status, complete=False))
     notifier.start(supervisor.history, terminal.notify)
     output.start()
     # what is imported stays: a full collection would visit it all, which takes 0.1 s of a core that ranks

@@ -10,6 +10,7 @@ import os
 import runpy
 import sys
 import traceback
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -21,6 +22,7 @@ from grpo_run.runtime.memory.facts import MemoryFacts
 from grpo_run.runtime.planning.computation import Computation, computation_of
 from grpo_run.runtime.processes.starting import die_with_parent
 from grpo_run.runtime.rank.memory_plan.facts import collect_facts
+from grpo_run.runtime.rank.trainer_facts import REPLICATED, TrainerFacts
 from grpo_run.runtime.upstream import unloaded
 
 MAX_SECONDS = 120
@@ -92,7 +94,8 @@ def _reply_of(trainer: Any, ranks: int) -> ScriptReply:
         for name, value in vars(arguments).items()
         if not name.startswith("_") and isinstance(value, (bool, int, float, str, type(None)))
     }
-    facts = collect_facts(trainer, layout="ddp", world_size=ranks)
+    known = replace(TrainerFacts.of(trainer, ranks), layout=REPLICATED)
+    facts = collect_facts(trainer, known)
     return ScriptReply(
         facts=facts,
         computation=computation_of(trainer),

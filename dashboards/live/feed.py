@@ -19,9 +19,9 @@ from grpo_run.dashboards.live.samples import SampleReader
 from grpo_run.dashboards.live.view import MAX_LABEL, view
 from grpo_run.runtime.catalog import run_directories
 from grpo_run.runtime.errors import RunDirectoryError
-from grpo_run.runtime.history.reader import RunReader
 from grpo_run.runtime.history.run_directory import DEFAULT_ROOT, RunDirectory
 from grpo_run.runtime.history.status import RunStatus
+from grpo_run.runtime.launching.reading import run_reader
 from grpo_run.watchdog.evidence.timeline import PhaseTimeline
 
 Points = Mapping[str, Sequence[tuple[int, float, float, float]]]
@@ -46,7 +46,7 @@ class RunFeed:
         self.directory = directory
         self._monotonic = monotonic
         self._curves = RunCurves()
-        self._reader = RunReader(directory, self._curves)
+        self._reader = run_reader(directory, self._curves)
         self._timeline = PhaseTimeline()
         self._samples = SampleReader(directory.completions)
         self._drawn = -1
@@ -202,7 +202,7 @@ def _changed_at(directory: RunDirectory) -> float:
 
 def _read(directory: RunDirectory) -> dict[str, Any]:
     try:
-        return _entry(view(RunReader(directory).read(), (), time.time()))
+        return _entry(view(run_reader(directory).read(), (), time.time()))
     except RunDirectoryError as error:
         return {"state": "unreadable", "problem": clean(error)}
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from grpo_run.dashboards.metrics.metric import GROUP, MOST_GROUPS, RANK, Metric, RunObservation, Sample
+from grpo_run.dashboards.metrics.labels import GROUP, MOST_GROUPS
+from grpo_run.runtime.metrics import RANK, Metric, RunObservation, Sample
 from grpo_run.watchdog.deadlocks.collectives import DEFAULT_GROUP
 
 OTHER = "other"

@@ -27,8 +27,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 
 from grpo_run.dashboards.metrics.catalogue import ALL_METRICS, EXPORTER_METRICS, RUN_METRICS
-from grpo_run.dashboards.metrics.metric import RUN_ID, Exporter, Kind, Metric, RunObservation, Source
 from grpo_run.runtime.history.status import RunStatus
+from grpo_run.runtime.metrics import RUN_ID, Exporter, Kind, Metric, RunObservation, Source
 from grpo_run.watchdog.observation import Slot
 from grpo_run.watchdog.stalls.durations import HISTOGRAM_EDGES_SECONDS, Histogram
 

@@ -12,16 +12,8 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator
 
-from grpo_run.dashboards.metrics.metric import (
-    HELPER,
-    HOST_MEMORY,
-    MEMORY_PHASE,
-    MEMORY_PHASES,
-    RANK,
-    Metric,
-    RunObservation,
-    Sample,
-)
+from grpo_run.dashboards.metrics.labels import HELPER, HOST_MEMORY, MEMORY_PHASE, MEMORY_PHASES
+from grpo_run.runtime.metrics import RANK, Metric, RunObservation, Sample
 from grpo_run.watchdog.memory.host_sample import HostSample, LimitUse
 from grpo_run.watchdog.memory.phase_memory import PhaseMemory, RankMemory
 from grpo_run.watchdog.observation import Slot

@@ -10,9 +10,8 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from importlib.metadata import version
-from typing import Any
 
-from grpo_run.dashboards.metrics.metric import (
+from grpo_run.dashboards.metrics.labels import (
     ACTIONS,
     CAUSES,
     MASKING_REASONS,
@@ -23,52 +22,15 @@ from grpo_run.dashboards.metrics.metric import (
     RUN_STATES,
     UNDECIDED,
     UNKNOWN,
-    Exporter,
-    RunObservation,
-    Sample,
 )
 from grpo_run.runtime.history.recovery import Recovery
 from grpo_run.runtime.history.rewards import OTHER, FailureKind, RewardLatency
 from grpo_run.runtime.history.status import WAITING_STATES
 from grpo_run.runtime.history.totals import CheckpointResult
-from grpo_run.watchdog.learning_rules import LearningGuard
-from grpo_run.watchdog.observation import EndReason, Phase, Slot
+from grpo_run.runtime.metrics import Exporter, RunObservation, Sample, run_value
+from grpo_run.watchdog.observation import EndReason, Phase
 from grpo_run.watchdog.stalls.awaited import AwaitedRank
 from grpo_run.watchdog.stalls.durations import Histogram
-
-
-def run_value(
-    value: Callable[[RunObservation], float | None],
-) -> Callable[[RunObservation], Iterator[Sample]]:
-    """Read one value per run."""
-
-    def read(observation: RunObservation) -> Iterator[Sample]:
-        yield (), value(observation)
-
-    return read
-
-
-def rank_value(
-    value: Callable[[RunObservation, Slot], float],
-) -> Callable[[RunObservation], Iterator[Sample]]:
-    """Read one value per readable rank."""
-
-    def read(observation: RunObservation) -> Iterator[Sample]:
-        for rank, slot in observation.readable():
-            yield (rank,), value(observation, slot)
-
-    return read
-
-
-def rank_total(name: str) -> Callable[[RunObservation], Iterator[Sample]]:
-    """Read what each readable rank has counted, over all attempts."""
-
-    def read(observation: RunObservation) -> Iterator[Sample]:
-        totals = observation.status.history.ranks
-        for rank, slot in observation.readable():
-            yield (rank,), totals.total(slot.rank, slot.attempt, name, slot.value(name))
-
-    return read
 
 
 def exporter_value(value: Callable[[Exporter], float | None]) -> Callable[[Exporter], Iterator[Sample]]:
@@ -114,17 +76,6 @@ def checkpoint_step(observation: RunObservation) -> float | None:
     """The step of the last published checkpoint, or None."""
     checkpoint = observation.status.history.checkpoint
     return None if checkpoint is None else float(checkpoint.step)
-
-
-def phase_growth(observation: RunObservation) -> Iterator[Sample]:
-    """By phase, how many times as long it took as at the beginning; of callbacks the most."""
-    ratios: dict[str, float] = {}
-    found = [part.as_json().get("growth", {}) for part in observation.status.history.parts]
-    for name, factor in [item for one in found for item in one.items()]:
-        phase = name if name in PHASES else Phase.callback.name
-        ratios[phase] = max(factor, ratios.get(phase, 0.0))
-    for phase, ratio in ratios.items():
-        yield (phase,), ratio
 
 
 def checkpoint_verified(observation: RunObservation) -> float | None:
@@ -217,16 +168,6 @@ def restarts(observation: RunObservation) -> Iterator[Sample]:
     for cause in CAUSES:
         for action in RESTART_ACTIONS:
             yield (cause, action), float(counts[cause, action])
-
-
-def guard_part(observation: RunObservation) -> Any:
-    return next(one for one in observation.status.history.parts if hasattr(one, "nonfinite_refused"))
-
-
-def guard_trips(observation: RunObservation) -> Iterator[Sample]:
-    """How often each learning guard has tripped."""
-    for guard in LearningGuard:
-        yield (guard.value,), float(guard_part(observation).counts.get(guard.value, 0))
 
 
 def last_incident(observation: RunObservation) -> Iterator[Sample]:

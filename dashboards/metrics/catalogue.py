@@ -1,11 +1,11 @@
-"""The table of all metrics: name, kind, unit, labels, help text, and how each is read.
+"""The table of the core's metrics: name, kind, unit, labels, help text, and how each is read.
 
-What ranks publish as a number is listed in `watchdog/rank_metrics.py` and only taken over here.
-The collector exports exactly these metrics; the generated dashboard and alert rules may query no others.
-Three rules hold for all of them. Label values come from closed sets or are local ranks (`metric.py`).
-A value that cannot be observed is not exported; `grpo_rank_observable` and `grpo_observation_failed` report
-this condition. Counters start at 0, because Prometheus does not count an increase in a series' first sample.
-Does not read files or clocks.
+Those of features, in their modules `metrics`, follow. What ranks publish as a number is listed in
+`watchdog/rank_metrics.py` and only taken over here. The collector exports exactly these metrics; dashboards
+and alert rules may query no others. Three rules hold for all of them. Label values come from closed sets or
+are local ranks (`labels.py`). A value that cannot be observed is not exported; `grpo_rank_observable` and
+`grpo_observation_failed` report this condition. Counters start at 0, because Prometheus does not count an
+increase in a series' first sample. Does not read files or clocks.
 """
 
 from __future__ import annotations
@@ -25,57 +25,56 @@ from grpo_run.dashboards.metrics._readings import (
     fault_durations,
     faults,
     goodput,
-    guard_part,
-    guard_trips,
     incidents,
     last_incident,
     last_known,
     lost_steps,
     phase_durations,
-    phase_growth,
     rank_observable,
     rank_phase,
     rank_phase_age,
     rank_state,
-    rank_total,
-    rank_value,
     restarts,
     reward_failures,
     reward_latency,
     reward_logged,
     run_info,
     run_state,
-    run_value,
     samples_masked,
     script_checkpoint_age,
     snapshot_step,
     wall_seconds,
 )
-from grpo_run.dashboards.metrics.metric import (
+from grpo_run.dashboards.metrics.labels import (
     AWAITED_PHASE,
     AWAITED_RANK,
     CAUSE,
     CHECKPOINT_RESULT,
     CULPRIT,
     END_REASON,
-    GUARD,
     LAST_ACTION,
     LAST_CAUSE,
     MASKING,
     OUTCOME,
     PHASE,
-    RANK,
     RANK_STATE,
     RESTART,
     REWARD_FAILURE,
     REWARD_FUNCTION,
-    RUN_ID,
     RUN_STATE,
     VERSION,
     WALL_STATE,
+)
+from grpo_run.runtime.features import modules
+from grpo_run.runtime.metrics import (
+    RANK,
+    RUN_ID,
     Exporter,
     Metric,
     RunObservation,
+    rank_total,
+    rank_value,
+    run_value,
 )
 from grpo_run.watchdog.rank_metrics import TABLE, RankMetric
 
@@ -240,11 +239,6 @@ RUN_METRICS: tuple[Metric[RunObservation], ...] = (
         help="Time from a fault to the first step committed after it.",
     ),
     Metric(
-        name="grpo_nonfinite_total", kind="counter", unit="count",
-        read=run_value(lambda run: float(guard_part(run).nonfinite_refused)),
-        help="How often a step was refused because its loss or gradient was not finite.",
-    ),
-    Metric(
         name="grpo_restarts_total", kind="counter", unit="count", labels=(CAUSE, RESTART), read=restarts,
         help="Incidents that were followed by a new attempt, by cause and kind of restart.",
     ),
@@ -333,10 +327,6 @@ RUN_METRICS: tuple[Metric[RunObservation], ...] = (
         help="Reward workers that were replaced because they kept memory or left processes.",
     ),
     Metric(
-        name="grpo_guard_trips_total", kind="counter", unit="count", labels=(GUARD,), read=guard_trips,
-        help="How often each learning guard has tripped, whatever followed.",
-    ),
-    Metric(
         name="grpo_nan_read_as_none_total", kind="counter", unit="count",
         read=run_value(lambda run: float(run.status.history.masked.nan_read_as_none)),
         help="NaN rewards read as not applicable, because a function returned NaN for all completions"
@@ -346,11 +336,6 @@ RUN_METRICS: tuple[Metric[RunObservation], ...] = (
         name="grpo_warnings_total", kind="counter", unit="count",
         read=run_value(lambda run: float(run.status.history.warnings)),
         help="Warnings in the journal.",
-    ),
-    Metric(
-        name="grpo_phase_growth_ratio", kind="gauge", unit="ratio", labels=(PHASE,), read=phase_growth,
-        help="How many times as long a phase took for the same work as at the beginning, when it was found to"
-        " get slower; absent before. Callbacks count as one phase.",
     ),
     Metric(
         name="grpo_reward", kind="gauge", unit="", read=run_value(lambda run: run.status.history.reward),
@@ -392,6 +377,7 @@ RUN_METRICS: tuple[Metric[RunObservation], ...] = (
     *COLLECTIVE_METRICS,
     *MEMORY_METRICS,
     *HOST_MEMORY_METRICS,
+    *(metric for module in modules("metrics") for metric in module.METRICS),
 )  # fmt: skip
 """Metrics read from the run. None of them is exported while the run cannot be observed."""
 

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from grpo_run.runtime.errors import RunDirectoryError
-from grpo_run.runtime.history.reader import RunReader
 from grpo_run.runtime.history.recovery import Recovery
 from grpo_run.runtime.history.run_directory import RunDirectory
+from grpo_run.runtime.launching.reading import run_reader
 
 MAX_FILE_BYTES = 4 * 1024 * 1024
 MAX_VERDICT_BYTES = 64 * 1024 * 1024
@@ -150,7 +150,7 @@ def find_incident(run: RunDirectory, wanted: str | None) -> Path:
         if path.name[:4].isdigit() and path.is_dir()
     }
     if not folders:
-        found = RunReader(run).history().memory_trace.found
+        found = run_reader(run).history().memory_trace.found
         where = f"; `grpo-run status {run.path}` shows what its memory trace has found" if found else ""
         raise RunDirectoryError(f"{run.path} has no incidents to report{where}")
     if wanted is None:
@@ -168,7 +168,7 @@ def read_report(run: RunDirectory, incident: Path) -> IncidentReport:
     Raises:
         RunDirectoryError: its `verdict.json` is damaged.
     """
-    history = RunReader(run).history()
+    history = run_reader(run).history()
     recoveries = [one for one in history.recoveries if Path(one.incident or "").name == incident.name]
     memory = {rank: read_sizes(path) for rank, path in files_by_rank(incident / "memory", ".status")}
     node = read_sizes(incident / "memory" / "node.txt")

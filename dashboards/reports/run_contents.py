@@ -17,12 +17,11 @@ from typing import Any
 from grpo_run.dashboards.clean_text import clean
 from grpo_run.dashboards.curves import RunCurves
 from grpo_run.dashboards.reports.charts import FaultMark, Point
-from grpo_run.runtime.features import history_parts
 from grpo_run.runtime.history.history import History
-from grpo_run.runtime.history.reader import RunReader
 from grpo_run.runtime.history.recovery import Recovery
 from grpo_run.runtime.history.run_directory import RunDirectory
 from grpo_run.runtime.history.wall_states import WallState
+from grpo_run.runtime.launching.reading import run_reader
 from grpo_run.watchdog.memory.phase_memory import RankMemory
 
 MAX_SENTENCE = 600
@@ -105,7 +104,7 @@ def read_run_report(run: RunDirectory) -> RunReport:
         RunDirectoryError: it is not a run directory, or cannot be read.
     """
     curves = RunCurves()
-    reader = RunReader(run, curves, history_parts)
+    reader = run_reader(run, curves)
     status = reader.read()
     history, recorded = status.history, run.read_run()
     incidents = tuple(_incident(one) for one in history.recoveries)

@@ -25,9 +25,9 @@ from grpo_run.runtime.history.events import (
     TrainStarted,
 )
 from grpo_run.runtime.history.history import History
-from grpo_run.runtime.history.reader import RunReader
 from grpo_run.runtime.history.recovery import Recovery
 from grpo_run.runtime.history.run_directory import RunDirectory
+from grpo_run.runtime.launching.reading import run_reader
 
 MOST_STEPS = 20_000
 """Slices of steps; two neighbours are joined until there are no more."""
@@ -108,7 +108,7 @@ def read_trace(run: RunDirectory) -> dict[str, Any]:
         RunDirectoryError: the journal cannot be read.
     """
     lanes = _Lanes()
-    history = RunReader(run, lanes).history()
+    history = run_reader(run, lanes).history()
     begin, last = history.wall.first or 0.0, history.wall.last or 0.0
     lanes.end_attempt(last)
     events = [_named("process_name", RUN, 0, f"run {clean(history.run_id or run.path.name, MAX_NAME)}")]

@@ -102,7 +102,6 @@ class Terminal:
 
     Args:
         shown_ranks: ranks whose output is printed; the ranks' files hold all of it.
-        status: reads the state of the run; None while there is none.
         passed_on: the streams that get the ranks' output byte for byte, by descriptor; a stream that is also
             standard error's is descriptor 1. Empty on a terminal.
         tell: receives faults with their place and action, recoveries, and how the run has ended.
@@ -112,7 +111,6 @@ class Terminal:
         self,
         *,
         shown_ranks: frozenset[int],
-        status: Callable[[], RunStatus | None],
         passed_on: Mapping[int, BackgroundStream] = MappingProxyType({}),
         tell: Callable[[str], None] = lambda text: None,
     ) -> None:
@@ -121,27 +119,32 @@ class Terminal:
         self._tell = tell
         self._line_is_open = False
         """A rank has begun a line where events are printed."""
-        self._status = status
+        self._status: Callable[[], RunStatus] | None = None
+        """Reads the state of the run; None while there is none."""
         self._console = _Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
         self._is_screen = self._console.is_terminal and not self._console.is_dumb_terminal
         self._live: Live | None = None
         self._lock = threading.RLock()
-        self._faults_at_start: int | None = None
+        self._faults_at_start = 0
         self._faults_shown = 0
         self._unrecovered: list[Recovery] = []
         self._guard_lines: dict[str, int] = {}
         self._interval_shown = False
         self._finding_lines = FindingLines()
         self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._loop, daemon=True, name="grpo-run-terminal")
+        self._thread: threading.Thread | None = None
 
-    def start(self) -> None:
-        """Start to show progress and faults. Faults that are already in the history are not shown again."""
-        status = self._status()
-        self._faults_at_start = self._faults_shown = len(status.history.recoveries) if status else 0
-        self._interval_shown = status is not None and status.history.snapshot_interval is not None
-        if status is not None:
-            self._finding_lines.skip(status.history.memory_trace)
+    def start(self, status: Callable[[], RunStatus]) -> None:
+        """Start to show progress and faults. Faults that are already in the history are not shown again.
+
+        Args:
+            status: reads the state of the run.
+        """
+        history = status().history
+        self._faults_at_start = self._faults_shown = len(history.recoveries)
+        self._interval_shown = history.snapshot_interval is not None
+        self._finding_lines.skip(history.memory_trace)
+        self._status = status
         if self._is_screen:
             self._live = Live(
                 console=self._console,
@@ -150,16 +153,19 @@ class Terminal:
                 redirect_stdout=sys.stdout.isatty(),
             )
             self._live.start()
+        self._thread = threading.Thread(
+            target=self._loop, args=(status,), daemon=True, name="grpo-run-terminal"
+        )
         self._thread.start()
 
     def stop(self) -> None:
         """Show the last events and remove the progress line."""
         self._stop.set()
-        self._thread.join(2.0)
+        if self._thread is not None:
+            self._thread.join(2.0)
         self.show_faults()
-        status = self._status()
-        if status is not None:
-            self._show_findings(status, final=True)
+        if self._status is not None:
+            self._show_findings(self._status(), final=True)
         if self._live is not None:
             with contextlib.suppress(OSError, ValueError):
                 self._live.stop()
@@ -241,26 +247,24 @@ class Terminal:
                 to say.
             run_directory: of the run, for the commands that show more.
         """
-        status = self._status()
+        status = self._status() if self._status is not None else None
         if wrong_usage or status is None:
             self._tell(sentence)
             if sentence not in self._guard_lines:
                 self._event(sentence)
             return
         self.show_faults(final=True)
-        faults = status.history.recoveries[self._faults_at_start or 0 :]
+        faults = status.history.recoveries[self._faults_at_start :]
         if faults:
             self._event(inspection_line(faults[-1], run_directory))
         self._tell(sentence)
         self._event(sentence)
 
-    def _loop(self) -> None:
+    def _loop(self, read_status: Callable[[], RunStatus]) -> None:
         schedule = PipeSchedule(time.monotonic())
         drawn: tuple[str, int] | None = None
         while not self._stop.wait(REFRESH_SECONDS):
-            status = self._status()
-            if status is None:
-                continue
+            status = read_status()
             self.show_faults(status)
             self._show_interval(status.history)
             self._show_findings(status)
@@ -304,9 +308,9 @@ class Terminal:
 
         A fault that ends the run is printed at the end (`final`), below the culprit's traceback.
         """
-        status = status or self._status()
-        if status is None or self._faults_at_start is None:
+        if self._status is None:
             return
+        status = status or self._status()
         with self._lock:
             recoveries = status.history.recoveries
             while self._faults_shown < len(recoveries) and (

@@ -2,11 +2,13 @@
 
 A folder has only the modules for which the feature has something, each named for where it is used:
 
-    settings.py    what its part in a rank is told
+    settings.py    its options (`SETTINGS`, a frozen dataclass), and what else its parts are told
     events.py      its events in the journal, and what is replayed from them (`PART`, a `HistoryPart`)
     supervisor.py  what it watches and answers in the supervisor (`PART`, which makes a `SupervisorFeature`)
     rank.py        what it does in a rank, at the points of `runtime/rank/points.py` (`PART`, a `RankFeature`)
     shown.py       words that metrics and terminal show: plain data
+    metrics.py     its metrics (`METRICS`), as `runtime/metrics.py` describes them
+    panels.json    its panels, by dashboard and row; `alerts.yml`: its alert rules
 
 The core asks for the parts by these names and never imports a feature, and features do not import each other:
 what two of them need belongs to the core. A feature is removed by deleting its folder and its word in
@@ -20,23 +22,18 @@ import importlib
 import importlib.util
 from types import ModuleType
 
-from grpo_run.runtime.history.history import HistoryPart
+from grpo_run.runtime.features import learning_guards, phase_growth, quarantine, trackers
 
-FEATURES = ("quarantine", "trackers", "phase_growth", "learning_guards")
-"""The folders of all features, in the order in which they are asked."""
+FEATURES: tuple[ModuleType, ...] = (quarantine, trackers, phase_growth, learning_guards)
+"""All features, in the order in which they are asked."""
 
 
 def modules(name: str) -> tuple[ModuleType, ...]:
     """Return the modules of one name of the features that have it, in the order of `FEATURES`."""
-    names = [f"{__name__}.{feature}.{name}" for feature in FEATURES]
+    names = [f"{feature.__name__}.{name}" for feature in FEATURES]
     return tuple(
         importlib.import_module(name) for name in names if importlib.util.find_spec(name) is not None
     )
-
-
-def history_parts() -> tuple[HistoryPart, ...]:
-    """Return what features replay from a journal, before its first event."""
-    return tuple(module.PART() for module in modules("events"))
 
 
 def shown(kind: str) -> dict[str, str]:

@@ -35,6 +35,10 @@ TAIL_BYTES = 128
 """Enough for the times of a journal's line, which no other journal has at this place."""
 
 
+MakeParts = Callable[[], Sequence[HistoryPart]]
+"""Makes the parts of a history that features replay."""
+
+
 class Follower(Protocol):
     """Keeps more of a journal than the history does, such as curves."""
 
@@ -51,24 +55,21 @@ class RunReader:
     Args:
         run: its directory.
         follower: takes every event after the history.
-        parts: makes those of a history that features replay.
+        parts: makes what features replay; see `runtime/launching/reading.py`.
     """
 
     def __init__(
-        self,
-        run: RunDirectory,
-        follower: Follower | None = None,
-        parts: Callable[[], Sequence[HistoryPart]] = tuple,
+        self, run: RunDirectory, follower: Follower | None = None, *, parts: MakeParts = tuple
     ) -> None:
         self._run = run
         self._follower = follower
         self._parts = parts
         self._begin()
+        self._last_read = b""
 
     def _begin(self) -> None:
         self._history = History(parts=tuple(self._parts()))
         self._journal = JournalReader(self._run.journal, self._history.decoder)
-        self._last_read = b""
 
     def history(self) -> History:
         """Return the history of the run up to now. It is the same object while the journal only grows.

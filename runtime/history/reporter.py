@@ -10,15 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable
 from pathlib import Path
+from typing import Any
 
-from grpo_run.runtime.event import Event
+from grpo_run.runtime.event import AnyEvent, Event
 from grpo_run.runtime.history.events import WarningGiven
 from grpo_run.runtime.history.history import History, HistoryPart
 from grpo_run.runtime.history.journal import Journal, JournalReader
-
-
-def _ignore(event: Event) -> None:
-    pass
 
 
 class LiveHistory:
@@ -27,7 +24,6 @@ class LiveHistory:
     Args:
         path: the journal; events that earlier supervisors and ranks have written are replayed.
         run_id: of the run.
-        on_rank_event: called with each event that another process appended since, after it was applied.
         log: called with each event from now on, after it was applied.
         parts: of the history, which features replay.
     """
@@ -37,17 +33,22 @@ class LiveHistory:
         path: Path,
         run_id: str,
         *,
-        on_rank_event: Callable[[Event], None] = _ignore,
-        log: Callable[[Event], None] = _ignore,
+        log: Callable[[Event], None] = lambda event: None,
         parts: Iterable[HistoryPart] = (),
     ) -> None:
         self.journal = Journal(path, run_id)
         self.history = History(parts=tuple(parts))
         self._reader = JournalReader(path, self.history.decoder)
-        self._on_rank_event = on_rank_event
+        self._followers: list[tuple[type[Event], Callable[[Any], None]]] = []
         self._log = log
         for event in self._reader.new():
             self.history.apply(event)
+
+    def follow(self, kind: type[AnyEvent], receive: Callable[[AnyEvent], None]) -> None:
+        """Call a function with each event of a kind that another process appends from now on, after it was
+        applied.
+        """
+        self._followers.append((kind, receive))
 
     def write(self, event: Event) -> bool:
         """Append an event and apply it to the history.
@@ -71,7 +72,9 @@ class LiveHistory:
         for event in self._reader.new():
             self.history.apply(event)
             self._log(event)
-            self._on_rank_event(event)
+            for kind, receive in self._followers:
+                if isinstance(event, kind):
+                    receive(event)
 
 
 class Reporter:
@@ -88,6 +91,7 @@ class Reporter:
         self._directory = directory
         self.notify = notify
         self._warned: set[Hashable] = set()
+        live.follow(WarningGiven, self._show)
 
     def begin_attempt(self) -> None:
         """Allow messages that appear once per attempt to appear again."""
@@ -110,6 +114,11 @@ class Reporter:
         """Warn once per attempt, rank and subject."""
         if self._first_time((rank, subject)):
             self.warn(rank, text)
+
+    def _show(self, warning: WarningGiven) -> None:
+        """Show a warning of a rank, unless it is for the journal only."""
+        if warning.shown:
+            self.notify(warning.text)
 
     def _first_time(self, key: Hashable) -> bool:
         first = key not in self._warned

@@ -1,8 +1,9 @@
-"""Configuration of a run: one frozen object, declared here and nowhere else.
+"""Configuration of a run: one frozen object, with the options that set it.
 
 `cli.launching` parses the command line into it, the supervisor reads it, `run.json` records it, and
-`RankSettings` carries it to every rank. All defaults of the command line are the defaults of these fields.
-The classes check their values when they are built; they do not parse command lines.
+`RankSettings` carries it to every rank. A field that an option sets declares it (`option.py`), and its
+default is the option's. What features add is in `features`, as their modules of settings declare it. The
+classes check their values when they are built; they do not parse command lines.
 """
 
 from __future__ import annotations
@@ -10,14 +11,15 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar, Protocol, TypeVar
 
 import pydantic
 
 from grpo_run.runtime.errors import ConfigError
-from grpo_run.runtime.launch.injections import Injection, parse_injection
+from grpo_run.runtime.launch._memory_plan_option import MEMORY_PLAN_HELP, parse_memory_plan
+from grpo_run.runtime.launch.injections import GRAMMAR, Injection, help_text, parse_all, parse_injection
+from grpo_run.runtime.launch.option import OptionGroup, option
 from grpo_run.runtime.memory.plan import MemoryPlan
-from grpo_run.watchdog.learning_rules import Rules
 from grpo_run.watchdog.stalls.deadlines import DeadlineSettings
 
 InjectionText = Annotated[
@@ -29,6 +31,9 @@ InjectionText = Annotated[
 PathText = Annotated[Path, pydantic.PlainSerializer(str, return_type=str)]
 CAPPED_ENDS = ("length", "repetition", "deadline")
 """How a cap ends a completion."""
+STOP_SECONDS = 300.0
+"""Default of `--stop-timeout`."""
+_BOUNDS = DeadlineSettings()
 RankSet = Annotated[frozenset[int], pydantic.PlainSerializer(sorted, return_type=list[int])]
 
 
@@ -51,16 +56,25 @@ class Timeouts:
         ConfigError: a limit is not above 0.
     """
 
-    vote_seconds: float = 1800.0
-    """A vote that takes longer raises an error in the ranks that wait (`--vote-timeout`)."""
-    stop_seconds: float = 300.0
-    """Ranks that have not saved and exited this long after a stop request are killed (`--stop-timeout`)."""
     handler_seconds: float = 30.0
     """Ranks of a script with no Trainer and no loop have this long after SIGTERM when a stop is requested;
     torchrun grants as much (`--stop-timeout`, if it is given)."""
-    tool_seconds: float = 240.0
-    """An asynchronous tool of an agent is cancelled after this time, which is less than a rank may wait for a
-    process outside the job (`--tool-timeout`)."""
+    vote_seconds: float = option(
+        1800.0, "--vote-timeout", group=OptionGroup.limits, metavar="SECONDS", kind=float,
+        help="time limit of one vote among the ranks",
+    )  # fmt: skip
+    """A vote that takes longer raises an error in the ranks that wait."""
+    stop_seconds: float = option(
+        STOP_SECONDS, "--stop-timeout", group=OptionGroup.limits, metavar="SECONDS", kind=float,
+        help="time that ranks have to save and exit after a stop request (default:"
+        f" {STOP_SECONDS:g}; {handler_seconds:g} after SIGTERM to a script with no Trainer and no loop)",
+    )  # fmt: skip
+    """Ranks that have not saved and exited this long after a stop request are killed."""
+    tool_seconds: float = option(
+        240.0, "--tool-timeout", group=OptionGroup.limits, metavar="SECONDS", kind=float,
+        help="time after which an asynchronous tool of an agent is cancelled; the model is shown the error",
+    )  # fmt: skip
+    """Less than a rank may wait for a process outside the job."""
 
     @property
     def stop_is_given(self) -> bool:
@@ -96,6 +110,10 @@ class Budget:
             raise ConfigError(f"--max-restarts must be 0 or more, not {self.failures_without_progress}")
 
 
+def _ends(text: str) -> tuple[str, ...]:
+    return () if text == "none" else tuple(word.strip() for word in text.split(","))
+
+
 @dataclass(frozen=True, kw_only=True)
 class MaskingSettings:
     """Which samples leave baseline and loss, besides those without a valid reward, and when rewards are
@@ -105,11 +123,20 @@ class MaskingSettings:
         ConfigError: a value is out of range.
     """
 
-    repeat_rewards_above: float = 0.5
-    """Share of a rollout's samples without a valid reward above which its rewards are computed once more
-    (`--repeat-rewards-above`); 1 for never."""
-    masked_ends: tuple[str, ...] = ("repetition", "deadline")
-    """Completions that a cap has cut for these reasons are masked (`--mask-capped`)."""
+    masked_ends: tuple[str, ...] = option(
+        ("repetition", "deadline"), "--mask-capped", group=OptionGroup.training, metavar="ENDS|none",
+        read=_ends, changes_training=True,
+        help="completions to leave out of baseline and loss, by how a cap has ended them:"
+        f" {', '.join(CAPPED_ENDS)}",
+    )  # fmt: skip
+    """Completions that a cap has cut for these reasons are masked."""
+    repeat_rewards_above: float = option(
+        0.5, "--repeat-rewards-above", group=OptionGroup.training, metavar="SHARE", kind=float,
+        changes_training=True,
+        help="compute the rewards of a rollout once more if more than this share of its samples has no valid"
+        " reward; 1 for never",
+    )  # fmt: skip
+    """Share of a rollout's samples without a valid reward above which its rewards are computed once more."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.repeat_rewards_above <= 1:
@@ -121,6 +148,50 @@ class MaskingSettings:
             raise ConfigError(
                 f"--mask-capped {','.join(unknown)}: give none, or some of {', '.join(CAPPED_ENDS)}"
             )
+
+
+class NamedSettings(Protocol):
+    """A class of a feature's settings: a frozen dataclass whose fields declare options."""
+
+    NAME: ClassVar[str]
+
+
+FeatureSettings = TypeVar("FeatureSettings", bound=NamedSettings)
+
+
+def _snapshot_every(text: str) -> int | None:
+    if text == "auto":
+        return None
+    if not text.isdecimal():
+        raise ConfigError(f"--snapshot-every {text}: give a number of steps, 0 for none, or auto")
+    return int(text)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeadlineOptions:
+    """The bounds of deadlines that have an option; None for the default of `DeadlineSettings`."""
+
+    floor_seconds: float | None = option(
+        None, "--deadline-floor", group=OptionGroup.limits, metavar="SECONDS", kind=float,
+        help="shortest time without progress that counts as a hang; a third of it for a stopped or stuck"
+        f" interpreter (default: {_BOUNDS.floor_seconds:g})",
+    )  # fmt: skip
+    ceiling_seconds: float | None = option(
+        None, "--deadline-ceiling", group=OptionGroup.limits, metavar="SECONDS", kind=float,
+        help="longest time without progress allowed beyond observed durations; must be above"
+        f" --vote-timeout (default: {_BOUNDS.ceiling_seconds:g})",
+    )  # fmt: skip
+    first_seconds: float | None = option(
+        None, "--deadline-first", group=OptionGroup.limits, metavar="SECONDS", kind=float,
+        help="time without progress allowed in the first occurrence of a phase (default:"
+        f" {_BOUNDS.first_seconds:g})",
+    )  # fmt: skip
+    exit_seconds: float | None = option(
+        None, "--deadline-exit", group=OptionGroup.limits, metavar="SECONDS", kind=float,
+        help="time an idle process may take to exit after the script's last line (default:"
+        f" {_BOUNDS.exit_seconds:g}, or {_BOUNDS.exit_connected_seconds:g} while a process that it may wait"
+        " for is alive)",
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,54 +217,125 @@ class RunConfig:
         default_factory=dict, repr=False
     )
     """Environment variables of the ranks. Never recorded, because it may hold secrets."""
-    preload: bool = True
+    fresh: bool = option(
+        False, "--fresh", group=OptionGroup.run, most_used=True,
+        help="start a new run of this command, also into an output directory with checkpoints of another run"
+        " (default: continue the last run of this command)",
+    )  # fmt: skip
+    """Whether training may start over in an output directory with unfinished checkpoints of another run."""
+    resume_from: str | None = option(
+        None, "--resume-from", group=OptionGroup.run, metavar="RUN_ID|DIR", most_used=True,
+        help="start from the newest checkpoint of another run, or from one checkpoint directory; has no"
+        " effect once the run has a checkpoint of its own, so add --fresh to go back to an older checkpoint"
+        " of the same run",
+    )  # fmt: skip
+    """Run id, run directory or checkpoint directory to start from."""
+    require_resume: bool = option(
+        False, "--require-resume", group=OptionGroup.run,
+        help="end the run with exit code 93 if a restarted script repeats or leaves out a train() call that"
+        " this run has a checkpoint of (default: warn, and count it in grpo_resume_mismatches_total)",
+    )  # fmt: skip
+    """Whether the run ends rather than repeat or leave out work that it has a checkpoint of."""
+    on_resume_failure: str = option(
+        "stop", "--on-resume-failure", group=OptionGroup.run, choices=("stop", "fresh"),
+        help="what follows if the script raises the same exception twice while it resumes: stop ends the run"
+        " with exit code 93; fresh starts a new run, in a new run directory and with new output directories;"
+        " what the old one has written stays",
+    )  # fmt: skip
+    """What follows if the script fails when it resumes: `stop`, or `fresh` for a new run."""
+    starts_over: int = 0
+    """How many runs of this command before this one could not be resumed."""
+    preload: bool = option(
+        True, "--no-preload", group=OptionGroup.run,
+        help="start ranks as fresh interpreters (default: fork them from a process that has imported torch,"
+        " transformers and trl)",
+    )  # fmt: skip
     """Whether ranks are forked from a process that has imported torch, transformers and trl."""
+    keep: tuple[str, ...] = option(
+        (), "--keep", group=OptionGroup.run, metavar="NAME", repeated=True, read=tuple,
+        help="do not terminate processes of this name that the script has started (default: terminate all"
+        " that it has started, before a restart and after the run). NAME is a process's name as in `ps -o"
+        " comm`, or a shell pattern for its whole command line as in `ps -o args`, such as '*redis-server*';"
+        " its child processes are kept too. May be repeated",
+    )  # fmt: skip
+    """Names and patterns of processes that ranks start and that are not ended with them."""
     budget: Budget = field(default_factory=Budget)
     timeouts: Timeouts = field(default_factory=Timeouts)
     deadlines: DeadlineSettings = field(default_factory=DeadlineSettings)
     """Bounds of the hang detector's deadlines."""
-    injections: tuple[InjectionText, ...] = ()
-    """Faults to inject."""
-    strict_faults: bool = False
-    """Whether a run in which an injected fault never happened has failed."""
-    cleanup_every: int = 10
-    """Optimizer steps after which it is considered whether freeing memory pays; 0 for never."""
-    snapshot_every: int | None = None
+    snapshot_every: int | None = option(
+        None, "--snapshot-every", group=OptionGroup.training, metavar="STEPS|auto", read=_snapshot_every,
+        most_used=True,
+        help="steps between snapshots of the training state in memory; 0 for none; auto balances their cost"
+        " against the cost of a fault (default: auto)",
+    )  # fmt: skip
     """Optimizer steps between snapshots in memory; None to choose the interval at run time, 0 for never."""
     snapshot_directory: PathText | None = None
     """Staging directory on a file system in memory; None to write checkpoints directly to disk."""
+    cleanup_every: int = option(
+        10, "--cleanup-every", group=OptionGroup.training, metavar="STEPS", kind=int,
+        help="steps after which to consider collecting garbage and releasing cached GPU memory, at the same"
+        " step on all ranks; 0 for never",
+    )  # fmt: skip
+    """Optimizer steps after which it is considered whether freeing memory pays; 0 for never."""
+    allow_degrade: bool = option(
+        False, "--allow-degrade", group=OptionGroup.training,
+        help="after an out-of-memory error, shorten completions when no change of the memory plan is left"
+        " that keeps the update (default: end the run and propose it)",
+    )  # fmt: skip
+    """Whether the memory plan may change the experiment when nothing else is left."""
+    memory_plan: MemoryPlan = option(
+        MemoryPlan, "--memory-plan", group=OptionGroup.training, metavar="NAME[=VALUE],...",
+        read=parse_memory_plan,
+        help=f"use less memory for the same update: {', '.join(MEMORY_PLAN_HELP)} (default: what the script"
+        " has set, until a rank runs out of memory)",
+    )  # fmt: skip
+    """What is changed from the first attempt on so that less memory is needed."""
+    memory_trace: bool = option(
+        False, "--memory-trace", group=OptionGroup.training,
+        help="name what keeps memory that grows from step to step: the line that created it and the object"
+        " that holds it; steps take up to twice as long",
+    )  # fmt: skip
+    """Whether ranks trace what keeps their memory alive."""
     generation: dict[str, int | float] = field(default_factory=dict)
     """Fields of the script's GRPO or RLOO configuration that the run overrides."""
-    log_completions: int = 0
-    """How many groups of each rollout ranks keep in the run directory (`--log-completions`)."""
-    memory_trace: bool = False
-    """Whether ranks trace what keeps their memory alive (`--memory-trace`)."""
-    memory_plan: MemoryPlan = field(default_factory=MemoryPlan)
-    """What is changed from the first attempt on so that less memory is needed (`--memory-plan`)."""
-    reward_workers: int = 0
+    log_completions: int = option(
+        0, "--log-completions", group=OptionGroup.training, metavar="N", kind=int,
+        help="keep N groups of each rollout, with their rewards, in the run directory for `grpo-run serve`,"
+        " at most 16 MiB for each rank",
+    )  # fmt: skip
+    """How many groups of each rollout ranks keep in the run directory."""
+    reward_workers: int = option(
+        0, "--reward-workers", group=OptionGroup.training, metavar="N", kind=int,
+        help="run the reward functions of each rank in N worker processes, where a hanging call is killed,"
+        " and only the samples that it fails on are excluded (default: 0; a function that has"
+        " failed twice at one step is moved to a worker in any case)",
+    )  # fmt: skip
     """Worker processes of each rank that run its reward functions; 0 to run them in the rank."""
-    reward_timeout_seconds: float | None = None
+    reward_timeout_seconds: float | None = option(
+        None, "--reward-timeout", group=OptionGroup.training, metavar="SECONDS", kind=float,
+        help="longest time of one call of a reward function in a worker (default: learned, below the hang"
+        " detector's)",
+    )  # fmt: skip
     """Longest time of one call of a reward function in a worker; None to learn it."""
-    allow_degrade: bool = False
-    """Whether the memory plan may change the experiment when nothing else is left (`--allow-degrade`)."""
     masking: MaskingSettings = field(default_factory=MaskingSettings)
     """Which samples leave baseline and loss."""
-    guards: Rules = field(default_factory=Rules)
-    """What the learning guards do."""
-    resume_from: str | None = None
-    """Run id, run directory or checkpoint directory to start from."""
-    fresh: bool = False
-    """Whether training may start over in an output directory with unfinished checkpoints of another run."""
-    on_resume_failure: str = "stop"
-    """What follows if the script fails when it resumes: `stop`, or `fresh` for a new run."""
-    starts_over: int = 0
-    """How many runs of this command before this one could not be resumed."""
-    require_resume: bool = False
-    """Whether the run ends rather than repeat or leave out work that it has a checkpoint of."""
+    injections: tuple[InjectionText, ...] = option(
+        (), "--inject", group=OptionGroup.injection, metavar=GRAMMAR.partition("[")[0], repeated=True,
+        read=parse_all, listed=help_text,
+        help=f"inject one fault into one rank, once in the run: {GRAMMAR}; may be repeated; `--inject help`"
+        " lists the kinds",
+    )  # fmt: skip
+    """Faults to inject."""
+    strict_faults: bool = option(
+        False, "--strict-faults", group=OptionGroup.injection,
+        help="end with exit code 93 if an injected fault never happened (default: say so at the end)",
+    )  # fmt: skip
+    """Whether a run in which an injected fault never happened has failed."""
+    features: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """Settings of features that the user has given, as JSON values, by the feature's name; see `of`."""
     expected_distributed_type: str | None = None
     """accelerate's `DistributedType` that the accelerate configuration file asks for."""
-    keep: tuple[str, ...] = ()
-    """Names and patterns of processes that ranks start and that are not ended with them."""
     shown_ranks: RankSet = frozenset()
     """Ranks whose output is shown."""
     output: Output = Output.lines
@@ -228,6 +370,15 @@ class RunConfig:
         """Whether a new run follows if this one cannot be resumed; the restart budget bounds how often in a
         row."""
         return self.on_resume_failure == "fresh" and self.starts_over < self.budget.failures_without_progress
+
+    def of(self, settings: type[FeatureSettings]) -> FeatureSettings:
+        """Return the settings of a feature, with the defaults of what the user has not given.
+
+        Args:
+            settings: the class of the feature, whose `NAME` is the feature's.
+        """
+        given = self.features.get(settings.NAME, {})
+        return pydantic.TypeAdapter(settings).validate_python(given)
 
     def as_json(self) -> dict[str, Any]:
         """Return the fields as JSON values, without the environment."""

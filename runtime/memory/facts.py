@@ -20,9 +20,8 @@ from typing import Literal
 import pydantic
 
 from grpo_run.runtime.memory.plan import MemoryPlan
+from grpo_run.runtime.upstream.trainer_kinds import TrainerKind
 
-TrainerKind = Literal["grpo", "rloo", "sft", "transformers", "other"]
-"""Whose loss it is: that of a trainer of TRL, of `transformers.Trainer`, or another."""
 Generator = Literal["", "transformers", "continuous_batching", "vllm_colocate", "vllm_server", "script"]
 """What generates; empty if nothing does, `script` for a rollout function of the script's own."""
 

@@ -12,16 +12,11 @@ from typing import Any
 from grpo_run.runtime.planning.job import NAMED_OPTIMIZERS, TRACED_OPTIMIZERS, Job
 from grpo_run.runtime.upstream import rollout_names
 from grpo_run.runtime.upstream.patches import override_attributes
+from grpo_run.runtime.upstream.trainer_kinds import TRAINERS
 from grpo_run.runtime.upstream.versions import check_extra
 
 _ROWS = 8
 """Rows of the dataset that the trainer is given; none of them is read."""
-KINDS = {
-    "grpo": ("GRPOTrainer", "GRPOConfig"),
-    "rloo": ("RLOOTrainer", "RLOOConfig"),
-    "sft": ("SFTTrainer", "SFTConfig"),
-}
-"""TRL's trainer of an algorithm, and its configuration."""
 ATTENTION_DROPOUTS = ("attention_dropout", "attn_pdrop")
 """Names of the rate of attention dropout in configurations of transformers."""
 
@@ -40,7 +35,7 @@ def build(job: Job, config: Any, arguments: tuple[Any, Any, Any]) -> tuple[Any, 
     args, dataset, tokenizer = arguments
     config = _kernel_config(job, config)
     with _adapters_can_be_moved():
-        trainer = getattr(trl, KINDS[job.algorithm][0])(
+        trainer = getattr(trl, TRAINERS[job.algorithm].name)(
             model=_model(job, config),
             args=args,
             train_dataset=dataset,
@@ -168,7 +163,7 @@ def arguments_of(job: Job, folder: str) -> tuple[Any, Any, Any]:
     else:
         settings = {"max_length": job.completion, "dataset_kwargs": {"skip_prepare_dataset": True}}
         rows = {"input_ids": [[0, 0]] * _ROWS, "labels": [[0, 0]] * _ROWS}
-    args = getattr(trl, KINDS[job.algorithm][1])(
+    args = getattr(trl, TRAINERS[job.algorithm].configuration)(
         output_dir=folder,
         use_cpu=True,
         bf16=job.autocast,

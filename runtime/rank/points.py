@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol
 
 from grpo_run.runtime.rank.session import Session
+from grpo_run.runtime.rank.trainer_facts import TrainerFacts
 from grpo_run.runtime.upstream.patches import Handler
 from grpo_run.watchdog.observation import Alarm
 
@@ -38,6 +39,7 @@ class CallPoints:
     Attributes:
         train_call: number of the call in the run.
         trainer: of a `train()` call; None for a loop.
+        facts: of the trainer.
         hooks: closed when the call ends.
         step_begins: called when the batches of a step have been read, and the random generators are set.
         forward_passes: called before each forward pass of the trainer's model with its keyword arguments,
@@ -51,7 +53,8 @@ class CallPoints:
     """
 
     train_call: int
-    trainer: Any
+    trainer: Any = None
+    facts: TrainerFacts | None = None
     hooks: ExitStack
     step_begins: list[Step] = field(default_factory=list)
     forward_passes: list[Callable[[Mapping[str, Any]], None]] = field(default_factory=list)

@@ -28,7 +28,7 @@ from grpo_run.watchdog.evidence.timeline import PhaseTimeline
 from grpo_run.watchdog.memory.error_patterns import OUTPUT_BYTES, needs_output, reported_in
 from grpo_run.watchdog.memory.phase_memory import RankMemory
 from grpo_run.watchdog.memory.retries import RetryWatch
-from grpo_run.watchdog.observation import Exit, Phase, RankState, Slot
+from grpo_run.watchdog.observation import Exit, Phase, RankError, RankState, Slot
 
 
 class Exits:
@@ -92,21 +92,15 @@ class Exits:
         said = reported_in(self._files.output_end(exit.rank, OUTPUT_BYTES), exit, time.time())
         return replace(exit, error=said) if said is not None else exit
 
-    def raising(self, ranks: Iterable[int]) -> list[Exit]:
-        """Return the exits to come of ranks that have written their error and have not been seen to exit.
-
-        Their peers may exit first: they lose their connection while the rank still runs its exit handlers.
+    def errors_of_others(self, ranks: Iterable[int]) -> dict[int, RankError]:
+        """Return the errors that ranks which have not been seen to exit have left, by rank.
 
         Args:
             ranks: of this node.
         """
-        left = sorted(set(ranks) - {exit.rank for exit in self.seen})
-        errors = {rank: self._files.read_error(rank) for rank in left}
-        return [
-            Exit(rank=rank, pid=0, exit_code=1, signal=None, order=len(self.seen) + place, error=error)
-            for place, (rank, error) in enumerate(errors.items())
-            if error is not None and error.type != "SystemExit"  # its code may be 0
-        ]
+        left = set(ranks) - {exit.rank for exit in self.seen}
+        errors = {rank: self._files.read_error(rank) for rank in sorted(left)}
+        return {rank: error for rank, error in errors.items() if error is not None}
 
     def wait(self, ranks: RankGroup, seconds: float, slots: Mapping[int, Slot | None]) -> None:
         """Wait up to `seconds` for further exits; returns early when no rank is alive."""

@@ -1,17 +1,18 @@
-"""How a fault is handled: investigation, journal event, decision.
+"""How a fault is handled: gather, diagnose, decide, in this order and in one function.
 
-    lifecycle: fault → incident folder and verdict → lifecycle: evidence_written → policy → resolution
+    fault → `gather`: evidence, and an incident folder → `diagnose`: verdict → `decide`: restart, or give up
 
-Called by the supervisor when ranks failed or hang. The agent kills the remaining ranks only after `handle`
-has returned. The `incident` event is made from the verdict and from the ranks' error files, also those of
-ranks that have not exited yet. Does not judge (`watchdog/diagnosis/`), choose (`policy.py`) or end the run
+`FaultHandler.handle` is called by the supervisor when ranks failed or hang. The agent kills the remaining
+ranks only after it has returned. `gather` (`incident.py`) reads everything once; `diagnose`
+(`watchdog/diagnosis/fault.py`) and `decide` (`policy.py`) are pure. The `incident` event is made from the
+verdict and from the ranks' error files, also those of ranks that have not exited yet. Does not end the run
 (`supervisor.py`).
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from grpo_run.runtime.errors import EXIT_FINISHED, EXIT_GAVE_UP, EXIT_STOPPED, EXIT_USAGE, UsageError
@@ -23,35 +24,17 @@ from grpo_run.runtime.history.reporter import Reporter
 from grpo_run.runtime.history.rewards import FAILURES_TO_MOVE, RewardMoved
 from grpo_run.runtime.history.run_directory import RunDirectory
 from grpo_run.runtime.launch.config import RunConfig
-from grpo_run.runtime.supervisor.attempt import Attempt, Exits
-from grpo_run.runtime.supervisor.incident import IncidentContext, IncidentOutcome, investigate, tell_ranks
+from grpo_run.runtime.supervisor.incident import IncidentContext, OpenIncident, gather, tell_ranks
 from grpo_run.runtime.supervisor.memory.policy import MemoryDecision
 from grpo_run.runtime.supervisor.points import Answer, Fault, SupervisorFeature
 from grpo_run.runtime.supervisor.policy import decide, has_finished
 from grpo_run.runtime.supervisor.run_memory import RunMemory, signature_with_plan
 from grpo_run.runtime.supervisor.setting_aside import can_go_back
 from grpo_run.runtime.supervisor.stop_means import stop_code
-from grpo_run.watchdog.diagnosis.exits import is_lost_peer
+from grpo_run.watchdog.diagnosis.fault import Evidence, diagnose
 from grpo_run.watchdog.json_values import to_json
-from grpo_run.watchdog.observation import RankError, Slot, all_returned
+from grpo_run.watchdog.observation import Exit, RankError, Slot, all_returned
 from grpo_run.watchdog.verdict import Verdict
-
-
-def other_failures(attempt: Attempt, verdict: Verdict) -> tuple[list[int], list[int]]:
-    """The ranks that failed besides the culprit: because they lost their connection to it, and by themselves.
-
-    A rank that has written its error is listed although its process may not have exited yet.
-    """
-    failed = {exit.rank: exit.error for exit in attempt.exits.failed}
-    for rank in attempt.local_rank_of.keys() - {exit.rank for exit in attempt.exits.seen}:
-        error = attempt.files.read_error(rank)
-        if error is not None:
-            failed[rank] = error
-    if verdict.culprit is not None:
-        failed.pop(verdict.culprit, None)
-    lost = sorted(rank for rank, error in failed.items() if error is not None and is_lost_peer(error))
-    return lost, sorted(failed.keys() - set(lost))
-
 
 _USAGE: list[type[UsageError]] = [UsageError, *UsageError.__subclasses__()]
 USAGE_ERRORS = frozenset(error.__name__ for error in _USAGE)
@@ -126,23 +109,21 @@ class FaultHandler:
             exits_unseen_since: when ranks were started, or polled last without a failure, in monotonic
                 seconds.
         """
-        outcome = None
-        if context.finding is not None and all_returned(list(slots.values())):
-            outcome = self._investigate(context, slots, exits_unseen_since)
-            if has_finished(slots.values(), self._history, outcome.verdict.signature):
-                return self._end_exit_hang(context, outcome.verdict)
-        self._lifecycle.fire(RunEvent.fault)
-        outcome = outcome or self._investigate(context, slots, exits_unseen_since)
+        left = context.finding is not None and all_returned(list(slots.values()))
+        if not left:
+            self._lifecycle.fire(RunEvent.fault)
+        began_at = self._wall_time_of_fault(context, exits_unseen_since)
+        incident = gather(self._run, context)
+        verdict = diagnose(incident.evidence)
+        self._write_incident(incident, verdict, slots, began_at)
+        if left:
+            if has_finished(slots.values(), self._history, verdict.signature):
+                return self._end_exit_hang(context, verdict)
+            self._lifecycle.fire(RunEvent.fault)
         self._lifecycle.fire(RunEvent.evidence_written)
-        verdict = outcome.verdict
-        usage = _usage_error(context.attempt.exits)
+        usage = _usage_error(incident.evidence.failed)
         memory = None if stopping else self._decide_memory(context, verdict)
-        _, also_failed = other_failures(context.attempt, verdict)
-        fault = Fault(
-            verdict=verdict, failed_ranks=(*verdict.culprits, *also_failed), files=context.attempt.files
-        )
-        answers = [feature.answer(fault) for feature in self._features]
-        answer = next((one for one in answers if one is not None), None)
+        answer = self._answer(context, incident.evidence, verdict)
         decision = decide(
             self._history,
             verdict,
@@ -154,9 +135,31 @@ class FaultHandler:
             wrong_settings=usage is not None,
             out_of_memory=memory.decision if memory is not None else None,
         )
-        restart = decision.restarts
         if usage is None:
-            self._show_traceback(verdict, restart=restart, stopping=stopping)
+            self._show_traceback(verdict, restart=decision.restarts, stopping=stopping)
+        self._act(verdict, decision, memory, answer)
+        tell_ranks(context, verdict)
+        return self._resolve(verdict, decision, usage=usage, stopping=stopping)
+
+    def _wall_time_of_fault(self, context: IncidentContext, exits_unseen_since: float) -> float:
+        """Return when the fault began, in seconds since the epoch, as far as clocks show it."""
+        finding = context.finding
+        began_at = exits_unseen_since if finding is None else finding.began_at_seconds
+        return time.time() - (time.monotonic() - began_at)
+
+    def _answer(self, context: IncidentContext, evidence: Evidence, verdict: Verdict) -> Answer | None:
+        """Return what the first feature offers that has an answer; None if none has."""
+        _, also_failed = evidence.other_failures(verdict)
+        fault = Fault(
+            verdict=verdict, failed_ranks=(*verdict.culprits, *also_failed), files=context.attempt.files
+        )
+        answers = [feature.answer(fault) for feature in self._features]
+        return next((one for one in answers if one is not None), None)
+
+    def _act(
+        self, verdict: Verdict, decision: Decision, memory: MemoryDecision | None, answer: Answer | None
+    ) -> None:
+        """Write a decision to the journal, and what it changes for the next attempt."""
         self._reporter.write(
             ActionChosen(
                 action=str(decision.action),
@@ -170,12 +173,10 @@ class FaultHandler:
         if memory is not None and memory.change is not None and decision is memory.decision:
             self._memory.change(memory.change)
         self._reporter.write(AttemptEnded(cause=str(verdict.cause), action=str(decision.action)))
-        if restart:
+        if decision.restarts:
             self._move_reward()
         if answer is not None and decision is answer.decision:
             answer.act()
-        tell_ranks(context, verdict)
-        return self._resolve(verdict, decision, usage=usage, stopping=stopping)
 
     def _resolve(
         self, verdict: Verdict, decision: Decision, *, usage: RankError | None, stopping: bool
@@ -232,9 +233,10 @@ class FaultHandler:
 
     def report_slow_stop(self, context: IncidentContext) -> None:
         """Collect evidence of ranks that did not stop in time. They are terminated next."""
-        outcome = investigate(self._run, context)
+        incident = gather(self._run, context)
+        verdict = diagnose(incident.evidence)
         self._reporter.notify(
-            f"{outcome.verdict.sentence} They are terminated; evidence is in {outcome.folder}"
+            f"{verdict.sentence} They are terminated; evidence is in {incident.close(verdict)}"
         )
 
     def _show_traceback(self, verdict: Verdict, *, restart: bool, stopping: bool) -> None:
@@ -255,22 +257,16 @@ class FaultHandler:
             return Resolution(event=RunEvent.stopped, exit_code=EXIT_STOPPED)
         return Resolution(event=RunEvent.completed, exit_code=EXIT_FINISHED)
 
-    def _investigate(
-        self, context: IncidentContext, slots: Mapping[int, Slot | None], exits_unseen_since: float
-    ) -> IncidentOutcome:
-        """Collect evidence and write the incident to the journal."""
-        seen_at, seen_at_monotonic = time.time(), time.monotonic()
-        outcome = investigate(self._run, context)
-        verdict = outcome.verdict
-        finding = context.finding
-        began_at = exits_unseen_since if finding is None else finding.began_at_seconds
-        failed = context.attempt.exits.failed
-        error = next((exit.error for exit in failed if exit.rank == verdict.culprit), None)
-        failed_at = seen_at - (seen_at_monotonic - began_at)
-        if finding is None and error is not None:
-            failed_at = error.wall_time
+    def _write_incident(
+        self, incident: OpenIncident, verdict: Verdict, slots: Mapping[int, Slot | None], began_at: float
+    ) -> None:
+        """Write the verdict to the incident's folder and to the journal."""
+        folder = incident.close(verdict)
+        error = next((one.error for one in incident.evidence.failed if one.rank == verdict.culprit), None)
+        hung = incident.evidence.deadlock is not None or incident.evidence.stall is not None
+        failed_at = began_at if hung or error is None else error.wall_time
         plan = self._history.memory.plan
-        lost_connection, also_failed = other_failures(context.attempt, verdict)
+        lost_connection, also_failed = incident.evidence.other_failures(verdict)
         train_calls = [slot.train_call for slot in slots.values() if slot is not None]
         self._reporter.write(
             IncidentConfirmed(
@@ -289,18 +285,17 @@ class FaultHandler:
                 memory_plan=plan.text,
                 origin=str(verdict.origin),
                 failed_reward=to_json(verdict.failed_reward) if verdict.failed_reward is not None else None,
-                incident=str(outcome.folder),
+                incident=str(folder),
                 failed_at=failed_at,
                 guard=dict(verdict.alarm.details) if verdict.alarm is not None else None,
                 shortage=verdict.shortage.as_json() if verdict.shortage is not None else None,
                 detection_seconds=max(0.0, time.time() - failed_at),
             )
         )
-        return outcome
 
 
-def _usage_error(exits: Exits) -> RankError | None:
-    return next((exit.error for exit in exits.failed if exit.error and exit.error.type in USAGE_ERRORS), None)
+def _usage_error(failed: Iterable[Exit]) -> RankError | None:
+    return next((exit.error for exit in failed if exit.error and exit.error.type in USAGE_ERRORS), None)
 
 
 def as_sentence(text: str) -> str:

@@ -1,17 +1,15 @@
-"""Incident investigation: from a fault to evidence on disk and a verdict.
+"""Gather what there is to know about a fault, in memory and in an incident folder, before a rank is killed.
 
-    open the incident folder → stacks, collective records, processes, memory → further exits → verdict → close
-    the folder
+    open the incident folder → stacks, collective records, processes, memory → further exits → `Evidence`
 
-Called by `faults.py` and by the supervisor; nothing is killed before `investigate` has returned. Reads ranks
-and writes one folder. Chooses no action. A folder that cannot be written is named in the verdict's missing
-evidence and never prevents a recovery.
+Called by `faults.py`, which has the evidence judged (`watchdog/diagnosis/fault.py`) and closes the folder
+with the verdict. Reads ranks and writes one folder. Judges nothing, chooses no action. A folder that cannot
+be written is named in the verdict's missing evidence and never prevents a recovery.
 """
 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import os
 import signal
 import time
@@ -30,16 +28,11 @@ from grpo_run.runtime.supervisor.detection.finding import HangFinding
 from grpo_run.watchdog.causes import Cause
 from grpo_run.watchdog.deadlocks.collectives import CONSENSUS_GROUP, CollectiveProgress
 from grpo_run.watchdog.deadlocks.positions import Position
-from grpo_run.watchdog.deadlocks.proof import prove
-from grpo_run.watchdog.diagnosis import hangs
-from grpo_run.watchdog.diagnosis.exits import diagnose_alarm, diagnose_early_exit, diagnose_exits, is_victim
-from grpo_run.watchdog.diagnosis.host_oom import diagnose_host_oom
-from grpo_run.watchdog.diagnosis.rewards import raised_reward
+from grpo_run.watchdog.diagnosis.fault import Evidence
 from grpo_run.watchdog.evidence import collection, incident_files
 from grpo_run.watchdog.memory.host_kills import KernelKills
 from grpo_run.watchdog.memory.host_sample import HostSample
 from grpo_run.watchdog.memory.phase_memory import RankMemory
-from grpo_run.watchdog.memory.shortage import shortage_of
 from grpo_run.watchdog.observation import Exit, RankState, Slot
 from grpo_run.watchdog.verdict import Verdict
 
@@ -55,10 +48,10 @@ JOURNAL_TAIL_BYTES = 256 * 1024
 
 @dataclass(kw_only=True)
 class IncidentContext:
-    """One fault, as the supervisor passes it to the investigation.
+    """One fault, as the supervisor passes it on.
 
     Args:
-        attempt: in which it happened; its exits grow during the investigation.
+        attempt: in which it happened; its exits grow while evidence is gathered.
         ranks: processes on this node.
         board: of the run.
         detector: of hangs.
@@ -87,20 +80,38 @@ class IncidentContext:
 
 
 @dataclass(frozen=True, kw_only=True)
-class IncidentOutcome:
-    """A verdict, the folder that contains it, and the evidence that could not be collected or written."""
+class OpenIncident:
+    """A fault of which everything has been gathered.
 
-    verdict: Verdict
-    folder: Path
+    Attributes:
+        evidence: to judge it by.
+        missing: one sentence for each piece of evidence that could not be collected or written.
+        opened: the folder, without a verdict; None if none could be written.
+        incidents: the folder of all incidents.
+    """
+
+    evidence: Evidence
     missing: list[str]
+    opened: Path | None
+    incidents: Path
+
+    def close(self, verdict: Verdict) -> Path:
+        """Write the verdict, and return the folder of the incident; that of all incidents if it has none."""
+        if self.opened is None:
+            return self.incidents
+        try:
+            return incident_files.close_incident(self.opened, verdict, self.missing)
+        except OSError as error:
+            self.missing.append(f"the verdict could not be written: {error}")
+            return self.opened
 
 
-def investigate(run: RunDirectory, context: IncidentContext) -> IncidentOutcome:
-    """Collect evidence, determine the verdict and write both into a new incident folder."""
+def gather(run: RunDirectory, context: IncidentContext) -> OpenIncident:
+    """Read the ranks, the kernel and the files of a fault once, and write them into a new incident folder."""
     attempt, detector, finding = context.attempt, context.detector, context.finding
     slots = context.read_slots()
     alive = attempt.by_rank(context.ranks.alive)
-    positions: Mapping[int, Position] | None = None
+    positions: Mapping[int, Position] = {}
     missing: list[str] = []
     if finding is None:
         # before stacks: the survivors of a broken collective exit within milliseconds
@@ -109,11 +120,11 @@ def investigate(run: RunDirectory, context: IncidentContext) -> IncidentOutcome:
             positions = detector.positions(slots, exited=exited)
         except OSError as error:
             missing.append(f"collective records could not be read: {error}")
-    gathered = collection.Evidence(missing=missing, stacks={}, complete_at=time.monotonic())
+    collected = collection.Collected(missing=[], stacks={})
     folder: Path | None = None
     try:
         folder = incident_files.open_incident(run.incidents)
-        gathered = collection.collect(
+        collected = collection.collect(
             folder,
             alive,
             {rank: attempt.files.stacks(rank) for rank in slots},
@@ -126,20 +137,35 @@ def investigate(run: RunDirectory, context: IncidentContext) -> IncidentOutcome:
         timeline = attempt.timeline.as_json(time.monotonic())
         write_json(folder / "timeline.json", timeline, indent=None, durable=False)
     except Exception as error:  # noqa: BLE001 - a failure to collect evidence must not prevent the recovery
-        gathered.missing.append(f"evidence could not be written: {type(error).__name__}: {error}")
-    if gathered.missing is not missing:
-        gathered.missing.extend(missing)
-    gathered.missing.extend(f"rank {rank}: {reason}" for rank, reason in sorted(detector.blind.items()))
+        collected.missing.append(f"evidence could not be written: {type(error).__name__}: {error}")
+    blind = [f"rank {rank}: {reason}" for rank, reason in sorted(detector.blind.items())]
+    kills, shared_memory_free_bytes = KernelKills(), None
     if finding is None:
         attempt.exits.wait(context.ranks, GATHER_SECONDS, slots)
         positions = _with_final_positions(context, slots, positions)
-    verdict = _judge(context, slots, positions, gathered)
-    if folder is not None:
-        try:
-            folder = incident_files.close_incident(folder, verdict, gathered.missing)
-        except OSError as error:
-            gathered.missing.append(f"the verdict could not be written: {error}")
-    return IncidentOutcome(verdict=verdict, folder=folder or run.incidents, missing=gathered.missing)
+        if attempt.exits.failed:
+            kills = context.kills_of(attempt.exits.failed)
+            shared_memory_free_bytes = _free_shared_memory(attempt.exits.failed, kills.sample)
+    evidence = Evidence(
+        slots=slots,
+        world_size=attempt.world_size,
+        best_position=context.best_position,
+        deadlock=finding.deadlock if finding is not None else None,
+        stall=finding.stall if finding is not None else None,
+        stop_seconds=context.stop_seconds,
+        exits=tuple(attempt.exits.seen),
+        errors=attempt.exits.errors_of_others(attempt.local_rank_of),
+        positions=positions,
+        stacks=collected.stacks,
+        kills=kills,
+        shared_memory_free_bytes=shared_memory_free_bytes,
+    )
+    return OpenIncident(
+        evidence=evidence,
+        missing=[*collected.missing, *missing, *blind],
+        opened=folder,
+        incidents=run.incidents,
+    )
 
 
 def _stuck_interpreters(finding: HangFinding | None) -> list[int]:
@@ -149,69 +175,21 @@ def _stuck_interpreters(finding: HangFinding | None) -> list[int]:
 
 
 def _with_final_positions(
-    context: IncidentContext, slots: dict[int, Slot | None], positions: Mapping[int, Position] | None
-) -> Mapping[int, Position] | None:
+    context: IncidentContext, slots: dict[int, Slot | None], positions: Mapping[int, Position]
+) -> Mapping[int, Position]:
     """Replace the positions of ranks that exited before their Flight Recorder answered.
 
     Their collective log on the board is complete once the process has exited.
     """
     local_ranks = context.attempt.local_rank_of
-    silent = {rank for rank, position in (positions or {}).items() if position.records is None}
+    silent = {rank for rank, position in positions.items() if position.records is None}
     alive = set(context.ranks.alive)
     dead = {rank for rank in silent if local_ranks[rank] not in alive}
-    if not positions or not dead:
+    if not dead:
         return positions
     exited = {rank: local_rank not in alive for rank, local_rank in local_ranks.items()}
     final = context.detector.positions(slots, exited=exited)
     return {rank: final[rank] if rank in dead else position for rank, position in positions.items()}
-
-
-def _judge(
-    context: IncidentContext,
-    slots: dict[int, Slot | None],
-    positions: Mapping[int, Position] | None,
-    gathered: collection.Evidence,
-) -> Verdict:
-    finding, exits = context.finding, context.attempt.exits
-    raising = exits.raising(context.attempt.local_rank_of)
-    short = [exit for exit in raising if shortage_of(exit.error, None) is not None]
-    if finding is not None and short:  # the others wait for a rank that has ended
-        verdict = diagnose_exits(short, slots, best_position=context.best_position)
-        return hangs.add_locations(verdict, gathered.stacks)
-    if finding is not None and finding.deadlock is not None:
-        return hangs.diagnose_deadlock(finding.deadlock, slots, gathered.stacks)
-    if finding is not None:
-        assert finding.stall is not None
-        return hangs.diagnose_stall(finding.stall, slots, gathered.stacks)
-    if not exits.failed:
-        return hangs.diagnose_slow_stop(context.stop_seconds, slots, gathered.stacks)
-    alarm = diagnose_alarm(exits.failed, slots)
-    if alarm is not None:
-        return alarm
-    kills = context.kills_of(exits.failed)
-    host = diagnose_host_oom(exits.failed, slots, kills, best_position=context.best_position)
-    if host is not None:
-        return hangs.add_locations(host, gathered.stacks)
-    failed = [*exits.failed, *(raising if all(is_victim(exit) for exit in exits.failed) else short)]
-    exhausted = any(shortage_of(exit.error, None) is not None for exit in failed)
-    if hangs.caused_by_collectives(exits.seen) and not exhausted:
-        deadlock = prove(positions or {}, world_size=context.attempt.world_size)
-        # an exited rank does not prove why it exited; two operations that cannot match do
-        if deadlock is not None and deadlock.mismatch is not None:
-            return hangs.diagnose_deadlock(deadlock, slots, gathered.stacks)
-        completed = [exit for exit in exits.seen if exit.completed]
-        if completed and all(is_victim(exit) for exit in failed):
-            return hangs.add_locations(diagnose_early_exit(completed, failed, slots), gathered.stacks)
-    verdict = diagnose_exits(
-        failed,
-        slots,
-        best_position=context.best_position,
-        shared_memory_free_bytes=_free_shared_memory(failed, kills.sample),
-    )
-    error = next((exit.error for exit in failed if exit.rank == verdict.culprit), None)
-    if verdict.cause is Cause.exception:  # memory that is exhausted is no failure of the function
-        verdict = dataclasses.replace(verdict, failed_reward=raised_reward(error, verdict.phase))
-    return hangs.add_locations(verdict, gathered.stacks)
 
 
 def _free_shared_memory(exits: Sequence[Exit], before: HostSample | None) -> int | None:

@@ -10,6 +10,7 @@ itself ends in a joint stop of the ranks and a report (`outcome.py`). Does not s
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -27,7 +28,6 @@ from grpo_run.runtime.history.events import (
     RunStarted,
     StateChanged,
     StopRequested,
-    WarningGiven,
 )
 from grpo_run.runtime.history.history import HistoryPart
 from grpo_run.runtime.history.lifecycle import Lifecycle, RunEvent, RunState
@@ -106,9 +106,7 @@ class Supervisor:
         self.run = run
         self._rank_environment = rank_environment
         self._follow_output = follow_output
-        self._live = LiveHistory(
-            run.journal, config.run_id, on_rank_event=self._on_rank_event, log=log, parts=parts
-        )
+        self._live = LiveHistory(run.journal, config.run_id, log=log, parts=parts)
         self.history = self._live.history
         self.run_started_at = self.history.wall.first or time.time()
         self._reporter = Reporter(self._live, str(run.path), notify)
@@ -117,8 +115,9 @@ class Supervisor:
         self.board = Board.create(run.board, local_world_size)
         self.detector = HangDetector(self.board, config.deadlines, observe_exit=observe_exit)
         self.warn = self._reporter.warn
-        links = (run.checkpoint_backups, config.run_id, self.history.calls)
-        self.backups = CheckpointBackups(*links, warn=lambda text: self.warn(None, text))
+        self.backups = CheckpointBackups(
+            run.checkpoint_backups, config.run_id, self.history.calls, warn=functools.partial(self.warn, None)
+        )
         self._drains = self._schedule_drains(staging) if staging is not None else None
         self.lifecycle = Lifecycle(self._state_changed)
         self.features = [make(run, self.history, self._reporter) for make in features]
@@ -131,7 +130,7 @@ class Supervisor:
         )
         self.stop = StopRequest(config.timeouts, self.history)
         self._host = HostWatch(run, config, self._drains, self._reporter, self.history, self.stop)
-        self._advice = Advice(lambda: read_facts(run.path), lambda text: self.warn(None, text))
+        self._advice = Advice(functools.partial(read_facts, run.path), functools.partial(self.warn, None))
         self._no_trainer = NoTrainerWatch(config.injections, self.lifecycle, self._reporter, self.history)
         self._outcome = RunOutcome(
             config, run.incidents, live=self._live, reporter=self._reporter, lifecycle=self.lifecycle,
@@ -185,7 +184,7 @@ class Supervisor:
         A stop request ends the wait before a start by an exception.
         """
         time.sleep(max(0.0, self._start_not_before - time.monotonic()))
-        forkserver.await_server(lambda text: self.warn(None, text))
+        forkserver.await_server(functools.partial(self.warn, None))
         self._settle_resumption()
         self._faults.begin_attempt()
         self._reporter.begin_attempt()
@@ -380,7 +379,7 @@ class Supervisor:
             awaited=self.detector.awaited, blind=dict(self.detector.blind),
             journal_lost=self._live.journal.lost,
             host_memory=self._host.latest, complete=complete,
-            collectives=self.detector.collective_progress.latest() if complete else {},
+            collectives=self.detector.collective_progress() if complete else {},
         )  # fmt: skip
 
     def _write_commit(self, slots: dict[int, Slot | None]) -> None:
@@ -471,18 +470,14 @@ class Supervisor:
         return not ranks.alive
 
     def _schedule_drains(self, staging: StagingArea) -> DrainScheduler:
-        return DrainScheduler(
+        drains = DrainScheduler(
             staging,
             write=self._reporter.write,
-            warn=lambda text: self._reporter.warn(None, text),
+            warn=functools.partial(self.warn, None),
             preloaded=self.config.preload,
         )
+        self._live.follow(CheckpointPublished, drains.note_published)
+        return drains
 
     def _state_changed(self, old: RunState, event: RunEvent, new: RunState) -> None:
         self._reporter.write(StateChanged(before=str(old), state=str(new), because=event.value))
-
-    def _on_rank_event(self, event: Event) -> None:
-        if isinstance(event, WarningGiven) and event.shown:
-            self._reporter.notify(event.text)
-        if self._drains is not None and isinstance(event, CheckpointPublished):
-            self._drains.note_published(event)

@@ -19,6 +19,7 @@ from packaging.version import Version
 
 from grpo_run.runtime.errors import ConfigError
 from grpo_run.runtime.upstream import memory_names, trainer_names
+from grpo_run.runtime.upstream.trainer_kinds import ROLLOUTS, TRAINERS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +39,7 @@ class Feature:
 
 
 def _rollouts(*names: str) -> dict[str, tuple[str, ...]]:
-    return {"GRPOTrainer": names, "RLOOTrainer": names}
+    return {TRAINERS[kind].name: names for kind in ROLLOUTS}
 
 
 _FROM_TOKENS = "trl>=0.29"
@@ -64,22 +65,23 @@ SAMPLE_MASKING: Final = Feature(
 CAPS: Final = Feature(
     text="capping of generation by repetition and time, and the reasons why completions end",
     needs={
-        "GRPOTrainer": (
+        TRAINERS["grpo"].name: (
             trainer_names.GENERATE,
             _FROM_TOKENS,
-            f"trl.trainer.grpo_trainer:{trainer_names.PARSE_RESPONSE}",
+            f"{TRAINERS['grpo'].module}:{trainer_names.PARSE_RESPONSE}",
         ),
-        "RLOOTrainer": (trainer_names.GENERATE, _FROM_TOKENS),
+        TRAINERS["rloo"].name: (trainer_names.GENERATE, _FROM_TOKENS),
     },
 )
 TOOLS: Final = Feature(
     text="naming of tools that hang, and their time limit",
-    needs={"GRPOTrainer": (trainer_names.TOOL_CALLS, _FROM_TOKENS)},
+    needs={TRAINERS["grpo"].name: (trainer_names.TOOL_CALLS, _FROM_TOKENS)},
     set_later=(trainer_names.SYNC_TOOLS, trainer_names.ASYNC_TOOLS),
 )
 DIVISION: Final = Feature(
     text="the same update in smaller micro-batches",
-    needs={"RLOOTrainer": ("trl>=0.27",)},  # 0.26 counts each micro-step twice, and generates anew too early
+    # 0.26 counts each micro-step twice, and generates anew too early
+    needs={TRAINERS["rloo"].name: ("trl>=0.27",)},
 )
 PLAN: Final = Feature(
     text="the prediction of memory",

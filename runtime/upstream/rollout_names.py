@@ -9,11 +9,6 @@ from __future__ import annotations
 
 from typing import Any
 
-TRAINERS = frozenset(
-    {("trl.trainer.grpo_trainer", "GRPOTrainer"), ("trl.trainer.rloo_trainer", "RLOOTrainer")}
-)
-"""Classes, by module and name. Other trainers of TRL have methods of the same names that do something
-else."""
 COMPLETION_MASK = "completion_mask"
 """1 for each token of a completion, 0 for padding."""
 TOOL_MASK = "tool_mask"
@@ -44,11 +39,6 @@ EOS_TOKENS = "eos_token_ids"
 `TOKENIZER`."""
 EOS_TOKEN = "eos_token_id"
 TOKENIZER = "_tokenizer"
-
-
-def generates_rollouts(trainer: Any) -> bool:
-    """Whether a trainer is GRPO's or RLOO's, or a subclass."""
-    return any((base.__module__, base.__name__) in TRAINERS for base in type(trainer).__mro__)
 
 
 def end_tokens(trainer: Any) -> frozenset[int]:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import subprocess
 from pathlib import Path
-from typing import Any
 
 import yaml
-from support.prometheus import DEADLINE_SECONDS, RULES, promtool, tool
+from support.prometheus import DEADLINE_SECONDS, promtool, tool
+from support.provisioned import RULES, rules_file
 
 TESTS = Path(__file__).with_name("alerts_test.yml")
 
@@ -19,7 +19,7 @@ def checked_with(folder: Path, **changes: str) -> subprocess.CompletedProcess[st
         folder: for both files.
         changes: fields of every rule to replace; `{}` stands for the old value.
     """
-    groups = yaml.safe_load(RULES.read_text())
+    groups = yaml.safe_load(rules_file(folder).read_text())
     for rule in groups["groups"][0]["rules"]:
         del rule["annotations"]
         rule.update({name: new.format(rule[name]) for name, new in changes.items()})
@@ -33,13 +33,12 @@ def checked_with(folder: Path, **changes: str) -> subprocess.CompletedProcess[st
 
 def rule_names() -> list[str]:
     """The names of all alerts."""
-    rules: list[dict[str, Any]] = yaml.safe_load(RULES.read_text())["groups"][0]["rules"]
-    return [rule["alert"] for rule in rules]
+    return [rule["alert"] for rule in RULES]
 
 
-def test_promtool_accepts_the_rules() -> None:
+def test_promtool_accepts_the_rules(tmp_path: Path) -> None:
     """The committed rules are valid, with the templates of their annotations."""
-    assert f"{len(rule_names())} rules found" in promtool("check", "rules", str(RULES))
+    assert f"{len(rule_names())} rules found" in promtool("check", "rules", str(rules_file(tmp_path)))
 
 
 def test_every_alert_passes_its_unit_tests(tmp_path: Path) -> None:

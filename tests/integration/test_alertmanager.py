@@ -16,7 +16,7 @@ import httpx
 import pytest
 import yaml
 from support import runs
-from support.prometheus import DEADLINE_SECONDS, RULES, eventually, query, tool
+from support.prometheus import DEADLINE_SECONDS, eventually, query, tool
 
 from grpo_run.cli import dashboards
 
@@ -101,7 +101,7 @@ def inbox(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[tuple[Inbo
     (tmp_path / "alertmanager.yml").write_text(yaml.safe_dump(manager))
     prometheus = yaml.safe_load((tmp_path / "stack/prometheus/prometheus.yml").read_text())
     prometheus["global"] = {"scrape_interval": f"{seconds}s", "evaluation_interval": f"{seconds}s"}
-    prometheus["rule_files"] = [str(RULES)]
+    prometheus["rule_files"] = [str(tmp_path / "stack/prometheus/alerts.yml")]
     targets = tmp_path / "targets" / "run.json"
     targets.parent.mkdir()
     (sd,) = prometheus["scrape_configs"][0]["file_sd_configs"]

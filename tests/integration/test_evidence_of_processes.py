@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from grpo_run.watchdog import processes
-from grpo_run.watchdog.evidence.collection import Evidence, collect
+from grpo_run.watchdog.evidence.collection import Collected, collect
 from grpo_run.watchdog.evidence.stacks import main_stack, user_location
 
 READY_SECONDS = 30.0
@@ -80,7 +80,7 @@ def stack_files(incident: Path, pids: dict[int, int]) -> dict[int, Path]:
     return {rank: incident.parent / f"rank{rank}.stacks" for rank in pids}
 
 
-def functions(found: Evidence) -> dict[int, str]:
+def functions(found: Collected) -> dict[int, str]:
     """Return the user's function that each rank is in."""
     located = {}
     for rank, stacks in found.stacks.items():

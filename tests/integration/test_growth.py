@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 from support.runs import SCRIPTS, Run, Runs
 
-from grpo_run.runtime.features import history_parts
-from grpo_run.runtime.history.reader import RunReader
 from grpo_run.runtime.history.run_directory import RunDirectory
+from grpo_run.runtime.launching.reading import run_reader
 
 STEPS = 160
 """The first step, 10 that are compared with, 16 blocks of 5 that must rise, and more on a busy machine."""
@@ -41,7 +40,7 @@ def test_the_part_that_gets_slower_is_named(runs: Runs, part: str) -> None:
     assert 0 < growth["since_step"] < STEPS
     assert text in " ".join(growth["grew"])
     assert growth["sentence"] in run.printed()
-    history = RunReader(RunDirectory(path=run.directory), parts=history_parts).history()
+    history = run_reader(RunDirectory(path=run.directory)).history()
     assert growth["sentence"] in [sentence for part in history.parts for sentence in part.pace()]
     assert run.status()["growth"].keys() == found.keys()
 

@@ -17,9 +17,8 @@ import pytest
 import yaml
 from support import runs
 from support.exported_run import ExportedRun
-from support.prometheus import DEADLINE_SECONDS, RULES, eventually, promtool, query, tool, values
-from support.provisioned import PAGES, dashboard, queries_of
-from support.provisioned import RULES as RULES_TABLE
+from support.prometheus import DEADLINE_SECONDS, eventually, promtool, query, tool, values
+from support.provisioned import PAGES, RULES, dashboard, queries_of, rules_file
 
 from grpo_run.dashboards.metrics.server import MetricsServer, start
 from grpo_run.runtime.registry import targets_folder
@@ -77,7 +76,7 @@ def prometheus(
     config.write_text(
         yaml.safe_dump({
             "global": {"scrape_interval": "250ms", "scrape_timeout": "250ms", "evaluation_interval": "250ms"},
-            "rule_files": [str(RULES)],
+            "rule_files": [str(rules_file(folder))],
             "scrape_configs": [
                 {"job_name": "grpo-run", "static_configs": [{"targets": targets}]},
                 {
@@ -198,7 +197,7 @@ def test_prometheus_evaluates_the_alerts_and_finds_the_lost_rank(prometheus: htt
 
     assert eventually(lost_ranks, "pending GrpoRunRankLost") == {"1"}
     (group,) = prometheus.get("/api/v1/rules").json()["data"]["groups"]
-    assert [rule["health"] for rule in group["rules"]] == ["ok"] * len(RULES_TABLE)
+    assert [rule["health"] for rule in group["rules"]] == ["ok"] * len(RULES)
 
 
 def test_a_run_that_becomes_unreadable_leaves_no_old_values(

@@ -40,7 +40,7 @@ MODULES = {
     "watchdog/deadlocks/proof.py": "tests/unit/watchdog/deadlocks",
     "watchdog/deadlocks/collectives.py": "tests/unit/watchdog/deadlocks",
     "watchdog/deadlocks/_culprit.py": "tests/unit/watchdog/deadlocks",
-    "watchdog/diagnosis/hangs.py": "tests/unit/watchdog/diagnosis",
+    "watchdog/diagnosis/_hangs.py": "tests/unit/watchdog/diagnosis",
     "watchdog/waits/proof.py": "tests/unit/watchdog/waits",
     "watchdog/stalls/step_clock.py": "tests/unit/watchdog/stalls/test_stalls.py",
     "watchdog/stalls/late_ranks.py": "tests/unit/watchdog/stalls/test_late_ranks.py",

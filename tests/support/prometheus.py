@@ -14,10 +14,7 @@ from typing import Any
 import httpx
 import pytest
 
-from support.provisioned import RULES_FILE
-
 DEADLINE_SECONDS = 60.0
-RULES = RULES_FILE
 
 
 def tool(name: str) -> str:

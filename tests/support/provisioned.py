@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from grpo_run.dashboards.provisioning import alert_rules, dashboards
+
 FOLDER = Path(__file__).resolve().parents[2]
 PAGES = ("overview", "ranks", "memory", "learning")
 """By the end of the dashboard's UID and of its file's name."""
-RULES_FILE = FOLDER / "dashboards" / "prometheus" / "alerts.yml"
-RULES: list[dict[str, Any]] = yaml.safe_load(RULES_FILE.read_text())["groups"][0]["rules"]
+RULES: list[dict[str, Any]] = alert_rules()["groups"][0]["rules"]
+
+
+def rules_file(folder: Path) -> Path:
+    """Write the rules into a folder, as `grpo-run dashboards export` does; return the file."""
+    path = folder / "rules.yml"
+    path.write_text(yaml.safe_dump(alert_rules(), sort_keys=False))
+    return path
 
 
 def dashboard(name: str) -> dict[str, Any]:
     """Return one of `PAGES` as Grafana's JSON model."""
-    model: dict[str, Any] = json.loads((FOLDER / f"dashboards/grafana/grpo-run-{name}.json").read_text())
-    return model
+    return dashboards()[f"grpo-run-{name}"]
 
 
 def queries_of(model: dict[str, Any]) -> dict[str, list[str]]:

@@ -16,6 +16,7 @@ from grpo_run.runtime.rank.saving._cadence import Cadence
 from grpo_run.runtime.rank.saving.saver import Saver
 from grpo_run.runtime.rank.saving.snapshots import Snapshots
 from grpo_run.runtime.rank.saving.trainer_contents import TrainerContents, save_through
+from grpo_run.runtime.rank.trainer_facts import TrainerFacts
 from grpo_run.runtime.snapshots._drain_messages import DrainPublished, DrainRequest
 from grpo_run.runtime.snapshots._drain_worker import handle_request
 
@@ -95,7 +96,7 @@ class Guarded:
         self.taken: list[tuple[int, float]] = []
         exact: Any = SimpleNamespace(save=self._save_exact, epoch_ended=False)
         self.exact_state = exact
-        contents = TrainerContents(trainer, session, call, exact)
+        contents = TrainerContents(trainer, TrainerFacts.of(trainer, 1), session, call, exact)
         self.saver = Saver(
             contents, session, snapshots=snapshots, collect_vote=lambda: self.order.append("agree")
         )

@@ -11,7 +11,7 @@ import torch
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
 from grpo_run.runtime.checkpoints.manifest import FORMAT_LIBRARIES, Identity, TrainCall, write_manifest
-from grpo_run.runtime.rank.saving import description
+from grpo_run.runtime.rank.trainer_facts import TrainerFacts
 from grpo_run.runtime.upstream.versions import installed_versions
 
 
@@ -49,7 +49,7 @@ class Publish(TrainerCallback):
         identity = Identity(
             run_id="run-1", train_call=self.call, step=state.global_step, world_size=1,
             versions=installed_versions(FORMAT_LIBRARIES),
-            **description.manifest_fields(self.trainer, 1),
+            **TrainerFacts.of(self.trainer, 1).manifest_fields,
         )  # fmt: skip
         write_manifest(Path(args.output_dir) / identity.folder, identity)
 

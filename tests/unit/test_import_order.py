@@ -24,7 +24,7 @@ INDEPENDENT = {"watchdog.deadlocks", "watchdog.stalls", "watchdog.waits", "watch
 """Rooms that do not import one another: each proves or collects by itself."""
 MAINS = {name for name in FILES if name.endswith(".__main__")}
 PUBLIC_BY_PURPOSE = {name for name in FILES if name.startswith("trainers.recipes.")} | {
-    "dashboards.metrics.catalogue", "dashboards.metrics.metric",
+    "dashboards.metrics.catalogue", "dashboards.metrics.labels",
 }  # fmt: skip
 """Recipes are read and copied, whoever imports them; queries of users rest on the catalogue."""
 PURE_ROOMS: dict[str, set[str]] = {
@@ -47,13 +47,14 @@ DECIDERS = {
     "runtime.features.phase_growth": {"events", "watch"},
     "runtime.features.quarantine": {"events", "settings", "shown"},
     "runtime.features.trackers": {"events"},
-    "runtime.launch": {"config", "guard_options", "injections"},
+    "runtime.launch": {"config", "injections", "memory_plan_option", "option"},
     "runtime.memory": {"facts", "plan"},
     "runtime.rank.memory": {"cleanup_policy"},
     "runtime.rank.rewards": {"deadlines"},
     "runtime.rank.saving": {"cadence"},
     "runtime.snapshots": {"drain_messages"},
     "runtime.supervisor": {"policy", "stop_means"},
+    "runtime.upstream": {"trainer_kinds"},
     "runtime.supervisor.memory": {"fallback_steps", "policy"},
     "watchdog.evidence": {"source", "stacks", "timeline"},
 }  # fmt: skip
@@ -78,7 +79,7 @@ LIGHT = (
     "cli.stop",
     "cli.top",
     "runtime.history.status",
-    "runtime.launch.guard_options",
+    "runtime.features.learning_guards.settings",
     "runtime.launch.rank_settings",
     "runtime.processes.forkserver",
     "runtime.rank.hooks.attach",
@@ -196,7 +197,7 @@ def test_what_the_processes_share_imports_neither_and_they_never_import_each_oth
     assert wrong == set()
 
 
-PARTS = ("events", "rank", "settings", "shown", "supervisor")
+PARTS = ("events", "metrics", "rank", "settings", "shown", "supervisor")
 """Modules of features, by whose names the core asks for them."""
 
 

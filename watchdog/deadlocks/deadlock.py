@@ -1,7 +1,7 @@
 """A proved deadlock: its cause, the culprits, what each rank is in, and the sentence about it.
 
 `proof.py` builds it. The sentence names each rank's collective and source line and the rank at fault.
-`watchdog/diagnosis/hangs.py` turns the result into a verdict. Decides nothing.
+`watchdog/diagnosis/_hangs.py` turns the result into a verdict. Decides nothing.
 """
 
 from __future__ import annotations

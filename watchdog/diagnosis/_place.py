@@ -1,6 +1,6 @@
 """Where training was when a rank ended, as users and `--inject` count steps.
 
-Used by `exits.py` for its sentences, and by `hangs.py`. Pure.
+Used by `exits.py` for its sentences, and by `_hangs.py`. Pure.
 """
 
 from __future__ import annotations

@@ -3,9 +3,8 @@
 When one rank exits, its peers soon fail too, with errors of the collective they were in; those are victims.
 The culprit is the first rank that was killed by a signal, or else the first rank with an error of its own. A
 rank that has run out of memory is never a victim, and is blamed before ranks that were aborted: its exit is
-    what aborts
-them. An alarm that has ended the ranks is recognized too. Pure: takes exits and slots, does no I/O and
-reads no clock. Called by the incident investigation once evidence is collected.
+what aborts them. An alarm that has ended the ranks is recognized too. Pure: takes exits and slots, does no
+I/O and reads no clock. Called by `fault.py`.
 """
 
 from __future__ import annotations

@@ -71,16 +71,15 @@ MAX_EVENTS = 200
 
 
 @dataclass(frozen=True, kw_only=True)
-class Evidence:
+class Collected:
     """The result of `collect`.
 
     `missing` holds one sentence for each piece of evidence that could not be collected. `stacks` are the
-    threads of each rank that answered, or that wrote them when it crashed. `complete_at` is monotonic time.
+    threads of each rank that answered, or that wrote them when it crashed.
     """
 
     missing: list[str]
     stacks: dict[int, tuple[Stack, ...]]
-    complete_at: float
 
 
 def collect(
@@ -95,7 +94,7 @@ def collect(
     events: Sequence[str] = (),
     deadline_seconds: float = DEADLINE_SECONDS,
     spy: Spy | None = None,
-) -> Evidence:
+) -> Collected:
     """Ask running ranks for their stacks, copy what arrives, and read /proc and the GPU driver.
 
     Takes some ten milliseconds if every rank answers, plus the time of the GPU driver.
@@ -140,7 +139,7 @@ def collect(
         missing.append(f"GPU memory: {gpu.result['error']}")
     else:
         write_private(folders["memory"] / "gpu.json", json.dumps(gpu.result, indent=2).encode() + b"\n")
-    return Evidence(missing=missing, stacks=stacks, complete_at=time.monotonic())
+    return Collected(missing=missing, stacks=stacks)
 
 
 def _write_collectives(

@@ -3,7 +3,7 @@
 A rank that was killed by SIGKILL may have been killed by anybody. The counter of its memory cgroup is read at
 every poll: if it has risen since the poll before the rank's exit was seen, or rose while the rank was already
 dying, the kernel has killed it. A large process takes seconds to exit, so that its counter may rise several
-polls before its exit is seen. Pure; the caller reads. Does not make verdicts (`watchdog.diagnosis.host_oom`).
+polls before its exit is seen. Pure; the caller reads. Makes no verdicts (`watchdog.diagnosis._host_oom`).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Stalls: ranks that are in a phase for too long without progress, those of them to blame, and the sentence.
 
 The last resort, after exits and after proofs. `runtime/supervisor/detection/_stall_detector.py` calls
-`find_stall` with what it observed, and `watchdog/diagnosis/hangs.py` turns the result into a verdict. What
+`find_stall` with what it observed, and `watchdog/diagnosis/_hangs.py` turns the result into a verdict. What
 could not be read is unknown: never a culprit, and never a reason to act. Pure.
 """
 

@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 
 import pydantic
 
-from grpo_run.watchdog.learning_rules import GuardResponse, LearningGuard, Rules
+from grpo_run.runtime.features.learning_guards.settings import GuardResponse, LearningGuard, Rules
 
 MAX_LENGTH = 256
 """Observations of one kind that are kept: several times as many as any guard needs."""

@@ -7,11 +7,8 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from grpo_run.runtime.event import Event
+from grpo_run.runtime.features.learning_guards.settings import GuardResponse, LearningGuard
 from grpo_run.runtime.history.history import HistoryPart
-from grpo_run.watchdog.learning_rules import GuardResponse, LearningGuard
-
-NAME = "learning_guards"
-"""Under which settings of a rank are in `RankSettings.features`."""
 
 
 class LearningGuardTripped(Event, kw_only=True, tag="guard_tripped"):

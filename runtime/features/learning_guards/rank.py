@@ -22,15 +22,19 @@ from statistics import fmean
 from typing import Any, Protocol
 
 from grpo_run.runtime.features.learning_guards._judge import ObservationHistory, StepValues, Trip, judge
-from grpo_run.runtime.features.learning_guards.events import NAME, LearningGuardTripped, Reseeded
-from grpo_run.runtime.features.learning_guards.settings import FreshSeeds, RankGuards
+from grpo_run.runtime.features.learning_guards.events import LearningGuardTripped, Reseeded
+from grpo_run.runtime.features.learning_guards.settings import (
+    FreshSeeds,
+    LearningGuard,
+    LearningGuardSettings,
+    RankGuards,
+)
 from grpo_run.runtime.rank.points import CallPoints, RankFeature
 from grpo_run.runtime.rank.session import Session
 from grpo_run.runtime.upstream import tensor_files, trainer_names
 from grpo_run.runtime.upstream.patches import override_attributes
 from grpo_run.watchdog.causes import Cause
 from grpo_run.watchdog.json_values import to_json
-from grpo_run.watchdog.learning_rules import LearningGuard
 from grpo_run.watchdog.observation import Alarm
 from grpo_run.watchdog.rank_metrics import LOGGED
 
@@ -199,15 +203,6 @@ def reseed(seed: int) -> None:
         torch.manual_seed(seed)
 
 
-def sampling_group(trainer: Any, rank: int) -> int:
-    """Return what ranks have in common that must draw the same random numbers: those of one vLLM engine, else
-    one rank.
-    """
-    args = getattr(trainer, "args", None)
-    shared = getattr(args, "use_vllm", False) and getattr(args, "vllm_mode", "") == "colocate"
-    return rank // int(getattr(args, "vllm_tensor_parallel_size", 1) or 1) if shared else rank
-
-
 HISTORY, OBEYED = "history", "fresh_seeds"
 """Keys of the state in a checkpoint."""
 ADVICE = {
@@ -253,10 +248,10 @@ class LearningGuards:
         self._session = session
         self._points = points
         self._steps = steps
-        self._rules = session.config.guards
+        self._rules = session.config.of(LearningGuardSettings).rules
         self._history = ObservationHistory()
         self._obeyed: set[int] = set()
-        told = RankGuards.model_validate(session.settings.features.get(NAME) or {})
+        told = RankGuards.model_validate(session.settings.features.get(LearningGuardSettings.NAME) or {})
         self._orders = [one for one in told.fresh_seeds if one.train_call == points.train_call]
 
     def begin_step(self, step: int) -> None:
@@ -271,8 +266,9 @@ class LearningGuards:
             return
         self._obeyed.update(one.number for one in due)
         newest = max(due, key=lambda one: one.number)
-        session = self._session
-        reseed(seed_of(session.config.run_id, newest, sampling_group(self._points.trainer, session.rank)))
+        session, facts = self._session, self._points.facts
+        group = session.rank // (facts.ranks_per_engine if facts is not None else 1)
+        reseed(seed_of(session.config.run_id, newest, group))
         if session.is_main:
             session.journal.write(Reseeded(rank=0, step=step, order=newest.number))
             session.notify(
@@ -281,7 +277,7 @@ class LearningGuards:
             )
 
     def end_step(self, step: int) -> None:
-        """Judge a finished step."""
+        """Judge a finished step: warn of it, or set the alarm of the call."""
         self._history.add(step, self._steps.take())
         for trip in judge(self._history, step, self._rules):
             if trip.response.ends_attempt:
@@ -310,7 +306,7 @@ class LearningGuards:
 class LearningGuardsPart(RankFeature):
     """Learning guards at the points of a rank."""
 
-    name = NAME
+    name = LearningGuardSettings.NAME
 
     def call(self, session: Session, points: CallPoints) -> None:
         """Judge the steps of a call or loop."""

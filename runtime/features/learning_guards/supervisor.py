@@ -12,8 +12,14 @@ from collections.abc import Sequence
 from typing import Any
 
 from grpo_run.runtime.features.learning_guards._judge import Trip
-from grpo_run.runtime.features.learning_guards.events import NAME, LearningGuardTripped
-from grpo_run.runtime.features.learning_guards.settings import FreshSeeds, RankGuards
+from grpo_run.runtime.features.learning_guards.events import LearningGuardTripped
+from grpo_run.runtime.features.learning_guards.settings import (
+    FreshSeeds,
+    GuardResponse,
+    LearningGuard,
+    LearningGuardSettings,
+    RankGuards,
+)
 from grpo_run.runtime.history.attempt_files import AttemptFiles
 from grpo_run.runtime.history.history import History
 from grpo_run.runtime.history.recovery import Action, Decision, Recovery
@@ -21,7 +27,6 @@ from grpo_run.runtime.history.reporter import Reporter
 from grpo_run.runtime.history.run_directory import RunDirectory
 from grpo_run.runtime.supervisor.points import Answer, Fault, SupervisorFeature
 from grpo_run.watchdog.json_values import from_json, to_json
-from grpo_run.watchdog.learning_rules import GuardResponse, LearningGuard
 
 SAME_PLACE_STEPS = 20
 """A trip of the same guard up to this many steps after the last one belongs to the same collapse: fresh
@@ -100,7 +105,7 @@ def orders_of(recoveries: Sequence[Recovery]) -> tuple[FreshSeeds, ...]:
 class RunGuards(SupervisorFeature):
     """The learning guards of a run."""
 
-    name = NAME
+    name = LearningGuardSettings.NAME
 
     def __init__(self, run: RunDirectory, history: History, reporter: Reporter) -> None:
         self._history = history

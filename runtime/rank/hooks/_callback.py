@@ -22,6 +22,7 @@ from grpo_run.runtime.rank.saving.saver import Saver
 from grpo_run.runtime.rank.session import Session
 from grpo_run.runtime.rank.step.events import StepEvents
 from grpo_run.runtime.rank.step.logged import known_metrics, publish_metrics
+from grpo_run.runtime.rank.trainer_facts import TrainerFacts
 
 
 class GuardCallback(TrainerCallback):  # type: ignore[misc]
@@ -46,6 +47,7 @@ class GuardCallback(TrainerCallback):  # type: ignore[misc]
         control: ControlVote,
         saver: Saver,
         exact: ExactState,
+        facts: TrainerFacts,
         *,
         restoring: bool = False,
         resumed_from: Path | None = None,
@@ -59,6 +61,7 @@ class GuardCallback(TrainerCallback):  # type: ignore[misc]
         self._events = events
         self._control = control
         self._exact = exact
+        self._facts = facts
         self._restoring = restoring
         self._resumed_from = resumed_from
         self._restored = restored
@@ -70,15 +73,13 @@ class GuardCallback(TrainerCallback):  # type: ignore[misc]
         self._exact.begin(self._resumed_from)
         self._loaded()
         # what one rollout takes at most; other trainers do not generate
-        self._session.slot.generation_limit = float(getattr(args, "max_completion_length", None) or math.nan)
+        self._session.slot.generation_limit = float(self._facts.max_completion_length or math.nan)
         self._events.call_begins(
             state.global_step,
             state.max_steps,
             record=self._record,
             restoring=self._restoring,
-            engine_sleeps=bool(
-                getattr(args, "use_vllm", False) and getattr(args, "vllm_enable_sleep_mode", False)
-            ),
+            engine_sleeps=self._facts.engine_sleeps,
         )
         if self._restored is not None and not self._restoring:
             self._saver.saved_step = state.global_step

@@ -17,18 +17,18 @@ import torch
 from grpo_run.runtime.rank.exact.state import ExactState
 from grpo_run.runtime.rank.resuming.identification import settings_digest
 from grpo_run.runtime.rank.rewards.generators import read_generators, write_generators
-from grpo_run.runtime.rank.saving import description
 from grpo_run.runtime.rank.session import Session
 from grpo_run.runtime.rank.step.resume import CallFacts
+from grpo_run.runtime.rank.trainer_facts import TrainerFacts
 from grpo_run.runtime.upstream import trainer_names
 from grpo_run.runtime.upstream.patches import override_attributes
 
 
-def facts_of(trainer: Any, session: Session) -> CallFacts:
+def fitting_facts(trainer: Any, facts: TrainerFacts, session: Session) -> CallFacts:
     """Return what the checkpoints of a trainer's call must fit."""
     return CallFacts(
-        batch=description.batch(trainer, session.world_size),
-        parameters=description.named_shapes(trainer) if session.is_main else (),
+        batch=facts.batch,
+        parameters=facts.shapes if session.is_main else (),
         settings=settings_digest(trainer) if session.is_main else "",
     )
 

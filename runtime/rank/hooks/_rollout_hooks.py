@@ -23,9 +23,9 @@ from grpo_run.runtime.rank.rollouts.generate_calls import in_sub_batches
 from grpo_run.runtime.rank.rollouts.kept_completions import KeptCompletions
 from grpo_run.runtime.rank.rollouts.repeated_masking import read_earlier
 from grpo_run.runtime.rank.rollouts.sample_masking import SampleMasking
-from grpo_run.runtime.rank.saving import description
 from grpo_run.runtime.rank.step.guard import AttemptState
 from grpo_run.runtime.rank.step.step_vote import StepVote
+from grpo_run.runtime.rank.trainer_facts import TrainerFacts
 from grpo_run.runtime.upstream import trainer_names
 from grpo_run.runtime.upstream.patches import Handler, wrapped_methods
 from grpo_run.watchdog.observation import Phase
@@ -33,7 +33,7 @@ from grpo_run.watchdog.observation import Phase
 
 @contextmanager
 def rollouts_hooked(
-    trainer: Any, guard: AttemptState, train_call: int, step_vote: StepVote
+    trainer: Any, facts: TrainerFacts, guard: AttemptState, train_call: int, step_vote: StepVote
 ) -> Iterator[None]:
     """Bound, mark and record the rollouts of a trainer for the length of the block.
 
@@ -46,11 +46,10 @@ def rollouts_hooked(
     """
     session = guard.session
     slot, fingerprint = session.slot, step_vote.fingerprint
-    sharded = description.layout(trainer) != description.REPLICATED
     parts = session.settings.memory_plan.generation_sub_batches
     with ExitStack() as hooks:
         hooks.enter_context(rewards_of(session).served(trainer))
-        sub_batches = in_sub_batches(trainer, parts, sharded=sharded, warn=session.warn)
+        sub_batches = in_sub_batches(trainer, parts, sharded=facts.is_sharded, warn=session.warn)
         caps = capping_of(trainer, session, train_call, step_vote.report_timed_out)
         points = RolloutPoints()
         for feature in guard.features:
@@ -89,7 +88,7 @@ def rollouts_hooked(
         if caps is not None:
             hooks.enter_context(caps.prepared())
         hooks.enter_context(wrapped_methods(trainer, around))
-        hooks.enter_context(mark_tools(trainer, session))
+        hooks.enter_context(mark_tools(trainer, facts, session))
         yield
 
 

@@ -16,8 +16,8 @@ from typing import Any
 
 from grpo_run.runtime.event import Event
 from grpo_run.runtime.rank.hooks._phases import as_callback
-from grpo_run.runtime.rank.saving.description import layout
 from grpo_run.runtime.rank.session import Session
+from grpo_run.runtime.rank.trainer_facts import SHARDED, TrainerFacts
 from grpo_run.runtime.upstream import trainer_names
 from grpo_run.runtime.upstream.async_functions import finished_within
 from grpo_run.runtime.upstream.features import TOOLS, is_available
@@ -26,17 +26,15 @@ from grpo_run.watchdog.observation import Phase
 from grpo_run.watchdog.text import reset_name, tool_name
 
 _MARKED = "_grpo_run_tool"
-SHARDED = {"deepspeed-zero3": "ZeRO-3", "fsdp1": "FSDP", "fsdp2": "FSDP"}
-"""Layouts in which every call of the model is collective, by name as `layout` returns it."""
 
 
 @contextmanager
-def mark_tools(trainer: Any, session: Session) -> Iterator[None]:
+def mark_tools(trainer: Any, facts: TrainerFacts, session: Session) -> Iterator[None]:
     """Mark the tools and environments of a trainer for the length of the block; a trainer without them is
     left alone.
     """
     call_tools = getattr(trainer, trainer_names.TOOL_CALLS, None) if is_available(TOOLS, trainer) else None
-    if (text := uneven_turns(trainer, session.world_size)) is not None:
+    if (text := uneven_turns(facts)) is not None:
         session.warn(text)
     asynchronous = _AsyncTools(session)
     with ExitStack() as marks:
@@ -58,16 +56,16 @@ def mark_tools(trainer: Any, session: Session) -> Iterator[None]:
         yield
 
 
-def uneven_turns(trainer: Any, world_size: int) -> str | None:
+def uneven_turns(facts: TrainerFacts) -> str | None:
     """Return a warning if the ranks of an agent may call the model unequally often where that is a deadlock;
     else None.
 
     TRL's loop over tool calls ends on each rank by itself.
     """
-    sharded = SHARDED.get(layout(trainer))
-    if world_size == 1 or sharded is None or not getattr(trainer, "tools", None):
+    sharded = SHARDED.get(facts.layout)
+    if facts.world_size == 1 or sharded is None or not facts.has_tools:
         return None
-    if getattr(trainer.args, "use_vllm", False):
+    if facts.uses_vllm:
         return None  # the model itself is not called
     return (
         f"with {sharded} all ranks must generate equally often, and TRL ends the calls of tools on each rank"

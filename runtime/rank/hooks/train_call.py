@@ -24,14 +24,13 @@ from grpo_run.runtime.rank.exact.state import ExactState
 from grpo_run.runtime.rank.hooks._callback import GuardCallback
 from grpo_run.runtime.rank.hooks._control import ControlVote
 from grpo_run.runtime.rank.hooks._phases import mark_callbacks
-from grpo_run.runtime.rank.hooks._resume import RestoredCall, epochs_skipped, facts_of
+from grpo_run.runtime.rank.hooks._resume import RestoredCall, epochs_skipped, fitting_facts
 from grpo_run.runtime.rank.hooks._rollout_hooks import rollouts_hooked
 from grpo_run.runtime.rank.memory_plan.facts import publish_facts
 from grpo_run.runtime.rank.points import CallPoints
 from grpo_run.runtime.rank.resuming import request
 from grpo_run.runtime.rank.resuming.renamed_weights import restore_renamed_weights
 from grpo_run.runtime.rank.rollouts.capping import capping_of
-from grpo_run.runtime.rank.saving import description
 from grpo_run.runtime.rank.saving.saver import Saver
 from grpo_run.runtime.rank.saving.trainer_contents import TrainerContents, save_through
 from grpo_run.runtime.rank.session import Session
@@ -39,6 +38,7 @@ from grpo_run.runtime.rank.step.events import StepEvents, finish, leave
 from grpo_run.runtime.rank.step.guard import AttemptState
 from grpo_run.runtime.rank.step.resume import agree_on_resume, held_snapshot, resumed_directory
 from grpo_run.runtime.rank.step.step_vote import StepVote
+from grpo_run.runtime.rank.trainer_facts import TrainerFacts
 from grpo_run.runtime.upstream import input_gradients, tensor_files, trainer_names
 from grpo_run.runtime.upstream.patches import override_attributes, wrapped_methods
 
@@ -86,15 +86,12 @@ HOOK_REPLACED = (
 )
 
 
-def order_warning(trainer: Any) -> str | None:
+def order_warning(trainer: Any, facts: TrainerFacts) -> str | None:
     """Return a warning if a trainer that generates reads its data in the order that the script has given.
 
     SFT has a setting `shuffle_dataset`, too: it shuffles once in advance, and its sampler is random anyway.
     """
-    if (
-        not hasattr(trainer, trainer_names.GENERATE)
-        or getattr(trainer.args, "shuffle_dataset", None) is not False
-    ):
+    if not facts.generates or getattr(trainer.args, "shuffle_dataset", None) is not False:
         return None
     return (
         "shuffle_dataset=False: each rank takes a fixed part of every batch, so one rank may always have the"
@@ -125,14 +122,15 @@ def run_train_call(
     script_argument = request.script_argument(session.config, chosen, script_argument)
     trainer.args.output_dir = request.output_directory(session.config, chosen)
     call = guard.begin_call(type(trainer).__qualname__, trainer.args.output_dir)
-    publish_facts(trainer, session, layout=description.layout(trainer))
-    facts = facts_of(trainer, session)
-    agreed = agree_on_resume(session, call, script_argument or None, facts, claimed=guard.claimed)
+    facts = TrainerFacts.of(trainer, session.world_size)
+    publish_facts(trainer, facts, session)
+    fitting = fitting_facts(trainer, facts, session)
+    agreed = agree_on_resume(session, call, script_argument or None, fitting, claimed=guard.claimed)
     call, resume = guard.recognize(call, agreed.choice.ordinal), agreed.choice
-    if (text := order_warning(trainer)) is not None and session.world_size > 1:
+    if (text := order_warning(trainer, facts)) is not None and session.world_size > 1:
         session.warn(text)
     with ExitStack() as hooks:
-        points = CallPoints(train_call=call.ordinal, trainer=trainer, hooks=hooks)
+        points = CallPoints(train_call=call.ordinal, trainer=trainer, facts=facts, hooks=hooks)
         step_vote = StepVote(session, guard.requests, points)
         exact = ExactState(
             trainer, rank=session.rank, world_size=session.world_size, warn=session.warn, features=points
@@ -142,13 +140,13 @@ def run_train_call(
         if session.injector is not None:
             session.injector.prepare(session.votes.maximum)
             hooks.enter_context(session.injector.attached(trainer))
-        hooks.enter_context(rollouts_hooked(trainer, guard, call.ordinal, step_vote))
+        hooks.enter_context(rollouts_hooked(trainer, facts, guard, call.ordinal, step_vote))
         for feature in guard.features:
             feature.call(session, points)
         hooks.enter_context(record_model_activity(trainer, session, points.forward_passes))
         warn_once = functools.cache(session.warn_in_journal if session.is_main else lambda text: None)
         hooks.enter_context(input_gradients.one_hook_per_model(lambda: warn_once(HOOK_REPLACED)))
-        contents = TrainerContents(trainer, session, call, exact)
+        contents = TrainerContents(trainer, facts, session, call, exact)
         saver = Saver(contents, session, snapshots=guard.snapshots, collect_vote=step_vote.collect)
         events = StepEvents(session, call.ordinal, step_vote, saver, points, exact.begin_step)
         hooks.enter_context(contents.log_history.restored())
@@ -174,6 +172,7 @@ def run_train_call(
             control,
             saver,
             exact,
+            facts,
             restoring=resume.finished and not resume.foreign,
             resumed_from=resumed_from,
             restored=restored,

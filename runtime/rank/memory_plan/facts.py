@@ -8,27 +8,23 @@ After an out-of-memory error no rank is left to ask, so the facts are in the run
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sized
+from collections.abc import Iterator, Sized
 from typing import Any
 
-from grpo_run.runtime.memory.facts import Generator, MemoryFacts, TrainerKind, split_refusals
+from grpo_run.runtime.memory.facts import MemoryFacts, split_refusals
 from grpo_run.runtime.memory.files import write_facts
-from grpo_run.runtime.rank.memory_plan.settings import kind_of, record_of, set_later, settings_of
+from grpo_run.runtime.rank.memory_plan.settings import record_of, set_later, settings_of
 from grpo_run.runtime.rank.session import Session
+from grpo_run.runtime.rank.trainer_facts import TrainerFacts
 from grpo_run.runtime.upstream import trainer_names
 from grpo_run.runtime.upstream.features import DIVISION, is_available
+from grpo_run.runtime.upstream.trainer_kinds import TrainerKind, trainer_kind
 
-TRAINERS: Mapping[tuple[str, str], TrainerKind] = {
-    ("trl.trainer.grpo_trainer", "GRPOTrainer"): "grpo",
-    ("trl.trainer.rloo_trainer", "RLOOTrainer"): "rloo",
-    ("trl.trainer.sft_trainer", "SFTTrainer"): "sft",
-    ("transformers.trainer", "Trainer"): "transformers",
-}
 CAUSAL = "ForCausalLM"
 """End of the names of transformers' language models."""
 
 
-def publish_facts(trainer: Any, session: Session, *, layout: str) -> None:
+def publish_facts(trainer: Any, known: TrainerFacts, session: Session) -> None:
     """Write the facts of a call that begins into the run directory, on the first rank of each node.
 
     A trainer that is like no other, or a full disk, loses them, with a note in the journal: without them no
@@ -36,12 +32,12 @@ def publish_facts(trainer: Any, session: Session, *, layout: str) -> None:
     divided a micro-batch whose update is not the same then, which only the trainer shows.
 
     Args:
-        layout: how state is spread over ranks.
+        known: of the trainer, whatever its memory.
     """
     if session.rank % session.local_world_size != 0:
         return
     try:
-        facts = collect_facts(trainer, layout=layout, world_size=session.world_size)
+        facts = collect_facts(trainer, known)
         divided = record_of(trainer.args).divided_by > 1
     except (AttributeError, TypeError, ValueError) as error:  # pydantic's error is a ValueError
         session.warn_in_journal(
@@ -59,15 +55,14 @@ def publish_facts(trainer: Any, session: Session, *, layout: str) -> None:
         session.warn_in_journal(f"what the run's memory depends on cannot be written: {error}")
 
 
-def collect_facts(trainer: Any, *, layout: str, world_size: int) -> MemoryFacts:
-    """Return the facts of a trainer.
+def collect_facts(trainer: Any, known: TrainerFacts) -> MemoryFacts:
+    """Return what the memory of a trainer depends on.
 
     Args:
-        layout: how state is spread over ranks.
+        known: of the trainer, whatever its memory.
     """
     args, model = trainer.args, getattr(trainer, "model", None)
     record = record_of(args)
-    kind, base = kind_of(type(trainer).__mro__, TRAINERS)
     steps = getattr(args, "steps_per_generation", None)
     settings = settings_of(args)
     sizes_later, checkpointing_later = set_later(args)
@@ -77,22 +72,22 @@ def collect_facts(trainer: Any, *, layout: str, world_size: int) -> MemoryFacts:
     dataset = getattr(trainer, "train_dataset", None)
     return MemoryFacts(
         trainer_class=type(trainer).__qualname__,
-        trainer=kind,
-        overridden=tuple(_overridden(trainer, base)),
-        world_size=world_size,
-        layout=layout,
+        trainer=known.kind,
+        overridden=tuple(_overridden(trainer)),
+        world_size=known.world_size,
+        layout=known.layout,
         per_device_train_batch_size=record.per_device_train_batch_size,
         gradient_accumulation_steps=record.gradient_accumulation_steps,
         steps_per_generation=steps // record.divided_by if isinstance(steps, int) else None,
         generation_batch_size=getattr(args, "generation_batch_size", None),
-        max_completion_length=getattr(args, "max_completion_length", None),
+        max_completion_length=known.max_completion_length,
         max_length=getattr(args, "max_length", None),
         samples=len(dataset) if isinstance(dataset, Sized) else None,
         **settings,
         auxiliary_loss=_has_auxiliary_loss(trainer),
         dropout=_has_dropout(model),
-        counts_tokens=_counts_tokens(trainer, kind),
-        generates=_generates(trainer),
+        counts_tokens=_counts_tokens(trainer, known.kind),
+        generates=known.generates,
         greedy=(getattr(args, "generation_kwargs", None) or {}).get("do_sample") is False,
         vllm_gpu_memory_utilization=getattr(args, "vllm_gpu_memory_utilization", None),
         vllm_sleep=bool(getattr(args, "vllm_enable_sleep_mode", False)),
@@ -104,12 +99,13 @@ def collect_facts(trainer: Any, *, layout: str, world_size: int) -> MemoryFacts:
     )
 
 
-def _overridden(trainer: Any, base: type | None) -> Iterator[str]:
+def _overridden(trainer: Any) -> Iterator[str]:
     """Yield what of a library's trainer a script replaces, in a subclass or on the object.
 
     Also a method that passes on what the trainer's own returns: no look at it could tell that it changes
     nothing.
     """
+    _, base = trainer_kind(type(trainer))
     if base is None:
         return
     classes = type(trainer).__mro__[: type(trainer).__mro__.index(base)]
@@ -168,16 +164,3 @@ def _has_dropout(model: Any) -> bool:
         return True
     modules = model.modules() if hasattr(model, "modules") else ()
     return any("Dropout" in type(one).__name__ and getattr(one, "p", 0.0) > 0.0 for one in modules)
-
-
-def _generates(trainer: Any) -> Generator:
-    args = trainer.args
-    if not hasattr(trainer, trainer_names.GENERATE):
-        return ""
-    if getattr(trainer, "rollout_func", None) is not None:
-        return "script"
-    if getattr(args, "use_vllm", False):
-        return "vllm_server" if getattr(args, "vllm_mode", "") == "server" else "vllm_colocate"
-    if getattr(args, "use_transformers_continuous_batching", False):
-        return "continuous_batching"
-    return "transformers"

@@ -13,20 +13,14 @@ called at a script's own first optimizer step and when a hand-written loop begin
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from grpo_run.runtime.memory.facts import MemoryFacts, TrainerKind, split_refusals
+from grpo_run.runtime.memory.facts import MemoryFacts, split_refusals
 from grpo_run.runtime.rank.memory_plan import deepspeed
 from grpo_run.runtime.rank.session import Session
-
-CONFIGURATIONS: Mapping[tuple[str, str], TrainerKind] = {
-    ("trl.trainer.grpo_config", "GRPOConfig"): "grpo",
-    ("trl.trainer.rloo_config", "RLOOConfig"): "rloo",
-    ("trl.trainer.sft_config", "SFTConfig"): "sft",
-    ("transformers.training_args", "TrainingArguments"): "transformers",
-}
+from grpo_run.runtime.upstream.trainer_kinds import configuration_kind
 
 
 def settings_of(arguments: Any) -> dict[str, Any]:
@@ -52,7 +46,7 @@ def why_not_divided(arguments: Any) -> str:
     """
     facts = MemoryFacts(
         trainer_class=type(arguments).__name__,
-        trainer=kind_of(type(arguments).__mro__, CONFIGURATIONS)[0],
+        trainer=configuration_kind(type(arguments)),
         world_size=1,
         layout="",
         per_device_train_batch_size=max(1, arguments.per_device_train_batch_size),
@@ -61,25 +55,6 @@ def why_not_divided(arguments: Any) -> str:
         **settings_of(arguments),
     )
     return "; ".join(split_refusals(facts))
-
-
-def kind_of(
-    classes: Iterable[type], known: Mapping[tuple[str, str], TrainerKind]
-) -> tuple[TrainerKind, type | None]:
-    """Return which of a library's classes comes first, and that class; another one of TRL is none of
-    transformers as it is.
-
-    Args:
-        classes: in the order of their resolution.
-        known: kinds by module and name of a class.
-    """
-    for base in classes:
-        kind = known.get((base.__module__, base.__name__))
-        if kind is not None:
-            return kind, base
-        if f"{base.__module__}.".startswith("trl."):
-            break
-    return "other", None
 
 
 def _explicit_sizes(arguments: Any) -> Iterator[str]:

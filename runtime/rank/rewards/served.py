@@ -276,7 +276,7 @@ def seen_by_trainer(values: list[Any] | None, *, masked: bool) -> list[Any] | No
 
 
 def call_in_rank(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Call a reward function here. The supervisor recognizes this frame (`watchdog/diagnosis/rewards.py`)."""
+    """Call a reward function here. `watchdog/diagnosis/_rewards.py` recognizes this frame."""
     return function(*args, **kwargs)
 
 

@@ -17,6 +17,7 @@ from typing import Any
 
 from grpo_run.runtime.errors import ConfigError
 from grpo_run.runtime.event import Event
+from grpo_run.runtime.launch.option import OptionGroup, option
 
 FIELDS: dict[str, type] = {"max_completion_length": int, "repetition_penalty": float}
 """Caps that are fields of TRL's configuration classes."""
@@ -127,6 +128,17 @@ def parse(settings: Sequence[str]) -> dict[str, int | float]:
             )
         parsed[key] = value
     return parsed
+
+
+@dataclass(frozen=True, kw_only=True)
+class GenerationSettings:
+    """The caps of a run, as they are given on the command line."""
+
+    caps: dict[str, int | float] = option(
+        dict, "--generation", group=OptionGroup.training, metavar="KEY=VALUE", repeated=True, read=parse,
+        most_used=True, changes_training=True,
+        help=f"cap generation: {', '.join(KEYS)}; may be repeated",
+    )  # fmt: skip
 
 
 class GenerationCapped(Event, kw_only=True):

@@ -50,8 +50,8 @@ from grpo_run.runtime.upstream.rollout_names import (
     PENDING_TABLES,
     TOOL_MASK,
     ZERO_STD,
-    generates_rollouts,
 )
+from grpo_run.runtime.upstream.trainer_kinds import generates_rollouts
 
 
 def can_mask(rollout: Any) -> bool:

@@ -17,11 +17,11 @@ from typing import Any
 
 from grpo_run.runtime.checkpoints.manifest import TrainCall
 from grpo_run.runtime.rank.exact.state import ExactState
-from grpo_run.runtime.rank.saving import description
 from grpo_run.runtime.rank.saving._log_history import LogHistory
 from grpo_run.runtime.rank.saving.contents import CheckpointContents, SaveMode, save_mode
 from grpo_run.runtime.rank.saving.saver import Saver
 from grpo_run.runtime.rank.session import Session
+from grpo_run.runtime.rank.trainer_facts import TrainerFacts
 from grpo_run.runtime.snapshots.headroom import is_full
 from grpo_run.runtime.upstream import trainer_names
 from grpo_run.runtime.upstream.patches import override_attributes
@@ -32,19 +32,17 @@ class TrainerContents(CheckpointContents):
     """The contents of the checkpoints of one `train()` call.
 
     Args:
+        facts: of the trainer, read before its model was wrapped.
         exact: saves what the trainer's own method leaves out.
     """
 
-    def __init__(self, trainer: Any, session: Session, call: TrainCall, exact: ExactState) -> None:
-        # described now, because wrapping the model for training casts and renames its parameters
+    def __init__(
+        self, trainer: Any, facts: TrainerFacts, session: Session, call: TrainCall, exact: ExactState
+    ) -> None:
         super().__init__(
-            session,
-            call,
-            description=description.manifest_fields(trainer, session.world_size),
-            size_bytes=sum(description.file_bytes(trainer).values()),
+            session, call, description=facts.manifest_fields, size_bytes=sum(facts.file_bytes.values())
         )
-        writes_all = session.is_main and description.layout(trainer) == description.REPLICATED
-        self._large_files = description.file_bytes(trainer) if writes_all else {}
+        self._large_files = facts.file_bytes if session.is_main and not facts.is_sharded else {}
         self._trainer = trainer
         self._exact = exact
         self._save_checkpoint = getattr(trainer, trainer_names.SAVE_CHECKPOINT)

@@ -38,14 +38,10 @@ class CollectiveProgressPoller:
     """Poller of the ranks of this node; one for all attempts.
 
     Args:
-        sockets: returns the paths of the worker servers' sockets, by rank; others in each attempt.
         clock: returns monotonic seconds.
     """
 
-    def __init__(
-        self, sockets: Callable[[], Mapping[int, str]], clock: Callable[[], float] = time.monotonic
-    ) -> None:
-        self._sockets = sockets
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._polling = threading.Lock()
         self._asked_at = -POLL_SECONDS
@@ -57,12 +53,15 @@ class CollectiveProgressPoller:
         self._answered: tuple[float, dict[str, Positions]] = (0.0, {})
         """When the last poll ended, and what was known then of each socket that answered."""
 
-    def latest(self) -> dict[int, Positions]:
+    def latest(self, sockets: Mapping[int, str]) -> dict[int, Positions]:
         """Return what the last poll has found, by rank, and begin another one if that is due.
 
         A rank that did not answer, or has been replaced since, is absent. Does not wait.
+
+        Args:
+            sockets: paths of the worker servers' sockets, by rank; others in each attempt.
         """
-        sockets, now = dict(self._sockets()), self._clock()
+        sockets, now = dict(sockets), self._clock()
         if sockets and now - self._asked_at >= POLL_SECONDS and self._polling.acquire(blocking=False):
             self._asked_at = now
             threading.Thread(

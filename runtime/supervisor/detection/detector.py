@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Mapping
 
 from grpo_run.runtime.board.board import Board
-from grpo_run.runtime.supervisor.detection._collective_progress import CollectiveProgressPoller
+from grpo_run.runtime.supervisor.detection._collective_progress import CollectiveProgressPoller, Positions
 from grpo_run.runtime.supervisor.detection._collective_records import CollectiveRecords
 from grpo_run.runtime.supervisor.detection._deadlock_detector import DeadlockDetector
 from grpo_run.runtime.supervisor.detection._local_ranks import LocalRanks, PhaseDurations, SlotMovement
@@ -57,8 +57,7 @@ class HangDetector:
         self._observe_exit = observe_exit
         self._clock = clock
         self.phase_durations = PhaseDurations()
-        self.collective_progress = CollectiveProgressPoller(lambda: self._ranks.sockets, clock)
-        """For the metrics only; nothing is decided by it."""
+        self._progress = CollectiveProgressPoller(clock)
         self.begin_attempt(board, {}, {}, {}, 0)
 
     def begin_attempt(
@@ -177,6 +176,10 @@ class HangDetector:
     def collective_logs(self) -> dict[int, object]:
         """Each rank's collective log as plain JSON values."""
         return self._records.logs_as_json()
+
+    def collective_progress(self) -> dict[int, Positions]:
+        """Return how far each rank is in its collectives, for the metrics: nothing is decided by it."""
+        return self._progress.latest(self._ranks.sockets)
 
     def positions(self, slots: Mapping[int, Slot | None], exited: Mapping[int, bool]) -> dict[int, Position]:
         """Where every rank is in its collectives now. Used to diagnose exits."""

@@ -27,7 +27,7 @@ class Screen:
         self.slots: tuple[Slot | None, ...] = (None, None)
         self.stderr = io.StringIO()
         self.told: list[str] = []
-        self.terminal = Terminal(shown_ranks=shown, status=self.status, tell=self.told.append)
+        self.terminal = Terminal(shown_ranks=shown, tell=self.told.append)
         is_terminal = width is not None
         self.terminal._console = Console(
             file=self.stderr, force_terminal=is_terminal, width=width, highlight=False, markup=False,

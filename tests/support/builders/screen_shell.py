@@ -62,7 +62,7 @@ class ScreenShell:
         """Begin anew, with ranks that are shown and faults of an earlier supervisor."""
         self.made = Screen(width=json.loads(width), shown=frozenset(json.loads(shown)))
         self.made.history.recoveries += [fault(seconds=1.0) for _ in range(int(old))]
-        self.made.terminal.start()
+        self.made.terminal.start(self.made.status)
         self.seen = 0
 
     def new(self) -> str:

@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 from support.journal import event
 
-from grpo_run.runtime.features import history_parts
 from grpo_run.runtime.history.events import CheckpointPublished
 from grpo_run.runtime.history.history import History
 from grpo_run.runtime.history.no_trainer_script import NoTrainerScript, ScriptCheckpoint
 from grpo_run.runtime.history.recovery import Checkpoint, Recovery
 from grpo_run.runtime.history.status import RunStatus
 from grpo_run.runtime.history.wall_states import WallStates
+from grpo_run.runtime.launching.reading import history_parts
 from grpo_run.watchdog.memory.host_sample import HostSample, LimitUse, ProcessMemory
 from grpo_run.watchdog.memory.phase_memory import PhaseMemory, RankMemory
 from grpo_run.watchdog.observation import Phase, Slot
@@ -62,7 +62,7 @@ def make_status() -> Callable[..., RunStatus]:
     def make(*slots: Slot | None, **changes: Any) -> RunStatus:
         history = History(
             run_id="night", state="running", step=7, target_steps=100, attempts=2,
-            wall=WallStates(first=0.0, last=100.0), parts=history_parts(),
+            wall=WallStates(first=0.0, last=100.0), parts=tuple(history_parts()),
             reward=0.5, warnings=3,
             checkpoint=Checkpoint(step=5, path="out/checkpoint-5", verified=True),
             snapshot_step=7,

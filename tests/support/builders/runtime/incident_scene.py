@@ -5,6 +5,7 @@ done.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,13 +18,15 @@ from grpo_run.runtime.history.run_directory import RunDirectory
 from grpo_run.runtime.supervisor import incident
 from grpo_run.runtime.supervisor.attempt import Attempt, Exits
 from grpo_run.runtime.supervisor.detection.finding import HangFinding
-from grpo_run.runtime.supervisor.incident import IncidentContext, investigate
+from grpo_run.runtime.supervisor.incident import IncidentContext
 from grpo_run.watchdog.causes import Cause
 from grpo_run.watchdog.deadlocks.collectives import Collective, CollectiveProgress
 from grpo_run.watchdog.deadlocks.positions import Position
-from grpo_run.watchdog.evidence.collection import Evidence
+from grpo_run.watchdog.diagnosis.fault import diagnose
+from grpo_run.watchdog.evidence.collection import Collected
 from grpo_run.watchdog.observation import Exit, Phase, RankError
 from grpo_run.watchdog.stalls.stall import Stall
+from grpo_run.watchdog.verdict import Verdict
 
 PEER_GONE = "Connection closed by peer [127.0.0.1]:4711"
 
@@ -50,6 +53,15 @@ def victim(rank: int) -> Exit:
     """A rank that lost its connection."""
     error = RankError(type="RuntimeError", message=PEER_GONE, traceback="", location=None, wall_time=1.0)
     return exited(rank, error=error)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """A verdict, the folder that contains it, and the evidence that is missing."""
+
+    verdict: Verdict
+    folder: Path
+    missing: list[str]
 
 
 class FakeExits(Exits):
@@ -81,9 +93,15 @@ class Scene:
         )
         monkeypatch.setattr(incident.collection, "collect", self._collect)
 
-    def investigate(self, *exits: Exit, **changes: Any) -> incident.IncidentOutcome:
+    def investigate(self, *exits: Exit, **changes: Any) -> Outcome:
         """Investigate the scene."""
-        return investigate(self.run, self.context(*exits, **changes))
+        return self.investigate_in(self.context(*exits, **changes))
+
+    def investigate_in(self, context: IncidentContext) -> Outcome:
+        """Gather what there is to know, judge it, and close the folder."""
+        found = incident.gather(self.run, context)
+        verdict = diagnose(found.evidence)
+        return Outcome(verdict=verdict, folder=found.close(verdict), missing=found.missing)
 
     def context(self, *exits: Exit, **changes: Any) -> IncidentContext:
         """The fault, with rank 0 at place 1 and rank 1 at place 0; ranks without an exit are alive."""
@@ -106,10 +124,10 @@ class Scene:
             rank: Position(rank=rank, records=(self.records[rank],), exited=exited[rank]) for rank in (0, 1)
         }
 
-    def _collect(self, folder: Path, pids: dict[int, int], files: Any, **options: Any) -> Evidence:
+    def _collect(self, folder: Path, pids: dict[int, int], files: Any, **options: Any) -> Collected:
         self.done.append("evidence")
         self.asked.update(options, pids=pids, folder=folder)
-        return Evidence(missing=["no py-spy"], stacks={}, complete_at=0.0)
+        return Collected(missing=["no py-spy"], stacks={})
 
 
 def stall(cause: Cause = Cause.reward_stall) -> HangFinding:

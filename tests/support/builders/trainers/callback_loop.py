@@ -18,6 +18,7 @@ from grpo_run.runtime.rank.saving._cadence import Cadence
 from grpo_run.runtime.rank.saving.saver import Saver
 from grpo_run.runtime.rank.step.events import StepEvents
 from grpo_run.runtime.rank.step.step_vote import StepVote, UserRequests
+from grpo_run.runtime.rank.trainer_facts import TrainerFacts
 from grpo_run.runtime.rank.vote import Vote
 from grpo_run.watchdog.observation import Slot
 
@@ -59,6 +60,7 @@ class Loop:
         requests: UserRequests | None = None,
         hooks_before_optimizer: bool = True,
         restoring: bool = False,
+        args: Any = None,
     ) -> None:
         self.cadence = cadence or FakeCadence()
         self.points = CallPoints(train_call=1, trainer=None, hooks=ExitStack())
@@ -77,10 +79,13 @@ class Loop:
             control=self.control,
             state=self.state,
             accelerator=SimpleNamespace(gradient_state=loading),
+            args=args,
         )
         control = ControlVote(trainer, session, self.step_vote.collect)
-        self.callback = GuardCallback(session, 1, events, control, self.saver, exact, restoring=restoring)
-        self.args: Any = SimpleNamespace()
+        self.callback = GuardCallback(
+            session, 1, events, control, self.saver, exact, TrainerFacts.of(trainer, 1), restoring=restoring
+        )
+        self.args: Any = args
         self.hooks_before_optimizer = hooks_before_optimizer
         self.saved: list[int] = []
         self.stopped_at: int | None = None

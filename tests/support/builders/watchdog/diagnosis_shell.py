@@ -10,10 +10,10 @@ from typing import Any
 
 from grpo_run.watchdog.causes import Cause
 from grpo_run.watchdog.deadlocks.deadlock import Deadlock
-from grpo_run.watchdog.diagnosis import hangs
+from grpo_run.watchdog.diagnosis import _hangs as hangs
+from grpo_run.watchdog.diagnosis._host_oom import diagnose_host_oom
+from grpo_run.watchdog.diagnosis._rewards import CALLER_FILE, raised_reward
 from grpo_run.watchdog.diagnosis.exits import diagnose_alarm, diagnose_early_exit, diagnose_exits, is_victim
-from grpo_run.watchdog.diagnosis.host_oom import diagnose_host_oom
-from grpo_run.watchdog.diagnosis.rewards import CALLER_FILE, raised_reward
 from grpo_run.watchdog.evidence.stacks import Frame, Stack
 from grpo_run.watchdog.memory.host_kills import KernelKills
 from grpo_run.watchdog.memory.host_sample import HostSample, LimitUse, ProcessMemory

@@ -15,11 +15,12 @@ from support.journal import as_event
 from support.transcripts import Story, stories
 
 from grpo_run.dashboards.metrics.catalogue import ALL_METRICS, LABELS, RUN_METRICS
-from grpo_run.dashboards.metrics.metric import DECIDED_ACTIONS, INCIDENT_CAUSES, Metric, RunObservation
+from grpo_run.dashboards.metrics.labels import DECIDED_ACTIONS, INCIDENT_CAUSES
 from grpo_run.runtime.features import modules
 from grpo_run.runtime.history.recovery import Recovery
 from grpo_run.runtime.history.rewards import RewardLatency
 from grpo_run.runtime.history.status import RunStatus
+from grpo_run.runtime.metrics import Metric, RunObservation
 from grpo_run.watchdog.observation import Slot
 
 REPOSITORY = Path(__file__).parents[4]

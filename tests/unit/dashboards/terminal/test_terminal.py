@@ -35,7 +35,7 @@ def screen(monkeypatch: pytest.MonkeyPatch) -> Open:
     def make(width: int | None = None, shown: frozenset[int] = frozenset(), old: int = 0) -> Screen:
         made = Screen(width=width, shown=shown)
         made.history.recoveries += [fault(seconds=1.0) for _ in range(old)]
-        made.terminal.start()
+        made.terminal.start(made.status)
         return made
 
     return make
@@ -64,7 +64,7 @@ def test_the_progress_line_is_printed_in_a_pipe(screen: Open, monkeypatch: pytes
     monkeypatch.setattr(module, "REFRESH_SECONDS", 0.005)
     monkeypatch.setattr(module, "INTERVAL_SECONDS", 0.01)
     made = Screen(width=None, shown=frozenset())
-    made.terminal.start()
+    made.terminal.start(made.status)
     while not made.lines():
         pass
     made.terminal._stop.wait(0.1)
@@ -79,7 +79,7 @@ def test_an_unchanged_progress_line_is_not_drawn_again(monkeypatch: pytest.Monke
     """Drawing takes more CPU time than everything else that a watched run needs."""
     monkeypatch.setattr(module, "REFRESH_SECONDS", 0.005)
     made = Screen(width=80, shown=frozenset())
-    made.terminal.start()
+    made.terminal.start(made.status)
     while "step 7" not in made.stderr.getvalue():
         pass
     made.terminal._stop.wait(0.05)
@@ -108,7 +108,7 @@ def test_the_snapshot_interval_is_printed_once(
     made.history.steps.begin(0, 0, 0.0)
     for step in range(1, 8):
         made.history.steps.commit(0, step, 2.0 * step)
-    made.terminal.start()
+    made.terminal.start(made.status)
     made.history.snapshot_interval = interval
     while printed and not any("snapshot is" in line for line in made.lines()):
         pass

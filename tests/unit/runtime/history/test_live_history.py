@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from support.journal import event, read_records
 
+from grpo_run.runtime.history.events import WarningGiven
 from grpo_run.runtime.history.history import History
 from grpo_run.runtime.history.journal import Journal
 from grpo_run.runtime.history.reader import read_journal
@@ -51,7 +52,8 @@ def test_own_events_with_equal_lines_count_once_each(path: Path, monkeypatch: py
 def test_events_of_ranks_between_own_events_count_once(path: Path) -> None:
     """Lines of both are interleaved in one file; the result is that of replaying the file."""
     seen: list[str] = []
-    live = LiveHistory(path, "night", on_rank_event=lambda event: seen.append(event.text))
+    live = LiveHistory(path, "night")
+    live.follow(WarningGiven, lambda event: seen.append(event.text))
     rank = open_rank(path)
     for number in range(20):
         rank.write(event("warning", rank=1, text=f"rank {number}"))

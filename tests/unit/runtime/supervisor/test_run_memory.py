@@ -40,7 +40,7 @@ class Supervised:
         self.run = RunDirectory(path=directory)
         directory.mkdir(exist_ok=True)
         self.said: list[str] = []
-        self.live = LiveHistory(self.run.journal, "run", on_rank_event=lambda record: None)
+        self.live = LiveHistory(self.run.journal, "run")
         self.history = self.live.history
         self.reporter = Reporter(self.live, str(directory), self.said.append)
         config = RunConfig(

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from grpo_run.runtime.upstream import rollout_names, trainer_names
+from grpo_run.runtime.upstream.trainer_kinds import TRAINERS, KnownTrainer
 
 
 @functools.cache
@@ -206,11 +207,12 @@ def test_the_trainer_calls_tools_where_they_are_marked() -> None:
     assert "environment.reset(" in made
 
 
-@pytest.mark.parametrize(("module", "name"), sorted(rollout_names.TRAINERS))
-def test_the_trainers_that_leave_out_nan_are_where_they_are_looked_for(module: str, name: str) -> None:
-    """Otherwise nothing would be excluded."""
-    package, _, rest = module.partition(".")
-    assert methods(package, f"{rest.replace('.', '/')}.py", name)
+@pytest.mark.parametrize("known", TRAINERS.values(), ids=TRAINERS)
+def test_known_trainers_and_their_configurations_are_where_they_are_looked_for(known: KnownTrainer) -> None:
+    """Otherwise nothing would be excluded, and no plan would be applied."""
+    for module, name in ((known.module, known.name), (known.configuration_module, known.configuration)):
+        package, _, rest = module.partition(".")
+        assert methods(package, f"{rest.replace('.', '/')}.py", name)
 
 
 @pytest.mark.parametrize(("file", "name"), TRL_TRAINERS)

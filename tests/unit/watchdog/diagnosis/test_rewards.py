@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from grpo_run.runtime.rank.rewards import served
-from grpo_run.watchdog.diagnosis.rewards import CALLER_FILE, CALLERS, raised_reward
+from grpo_run.watchdog.diagnosis._rewards import CALLER_FILE, CALLERS, raised_reward
 
 
 def test_the_frames_are_those_of_the_wrapper() -> None:

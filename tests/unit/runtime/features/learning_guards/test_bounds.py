@@ -18,7 +18,7 @@ from grpo_run.runtime.features.learning_guards._judge import (
     find_nonfinite,
     find_zero_variance,
 )
-from grpo_run.watchdog.learning_rules import LearningGuard
+from grpo_run.runtime.features.learning_guards.settings import LearningGuard
 
 Find = Callable[[Series, float | None], Trip | None]
 

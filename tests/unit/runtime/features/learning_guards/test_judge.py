@@ -14,8 +14,8 @@ from grpo_run.runtime.features.learning_guards._judge import (
     Trip,
     judge,
 )
+from grpo_run.runtime.features.learning_guards.settings import GuardResponse, LearningGuard, Rules
 from grpo_run.watchdog.json_values import from_json, to_json
-from grpo_run.watchdog.learning_rules import GuardResponse, LearningGuard, Rules
 
 
 def run(

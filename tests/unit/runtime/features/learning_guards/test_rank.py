@@ -15,9 +15,11 @@ import pytest
 import torch
 
 from grpo_run.runtime.features.learning_guards.rank import PART, seed_of
-from grpo_run.runtime.features.learning_guards.settings import FreshSeeds, RankGuards
+from grpo_run.runtime.features.learning_guards.settings import SETTINGS, FreshSeeds, RankGuards, parse_guards
+from grpo_run.runtime.launch.config import RunConfig
 from grpo_run.runtime.rank.points import CallPoints
-from grpo_run.watchdog.learning_rules import GuardResponse, LearningGuard, Rules
+from grpo_run.runtime.rank.trainer_facts import TrainerFacts
+from grpo_run.watchdog.json_values import to_json
 
 NAN, INF = float("nan"), float("inf")
 Events = Callable[[], list[dict[str, Any]]]
@@ -60,6 +62,12 @@ class Trainer:
         return self.loss
 
 
+def with_guard(config: RunConfig, text: str) -> RunConfig:
+    """The configuration with a guard that is set."""
+    settings = to_json(SETTINGS(rules=parse_guards([text])))
+    return replace(config, features={SETTINGS.NAME: settings})
+
+
 class Call:
     """A call with its guards: of a trainer, or a loop."""
 
@@ -67,7 +75,8 @@ class Call:
         told = {PART.name: RankGuards(fresh_seeds=orders).model_dump(mode="json")}
         session.settings = session.settings.model_copy(update={"features": told})
         self.trainer = trainer
-        self.points = CallPoints(train_call=1, trainer=trainer, hooks=hooks)
+        facts = None if trainer is None else TrainerFacts.of(trainer, 8)
+        self.points = CallPoints(train_call=1, trainer=trainer, facts=facts, hooks=hooks)
         PART.call(session, self.points)
 
     def begins(self, step: int) -> None:
@@ -201,8 +210,7 @@ def test_what_a_loop_logs_is_judged(session: Any, hooks: ExitStack) -> None:
 
 def test_a_guard_that_warns_is_journaled_once(session: Any, hooks: ExitStack, events: Events) -> None:
     """Training goes on."""
-    responses = {LearningGuard.nonfinite: GuardResponse.warn}
-    session.config = replace(session.config, guards=Rules(responses=responses))
+    session.config = with_guard(session.config, "nonfinite=warn")
     call = Call(session, hooks=hooks)
     for step in range(1, 5):
         call.ends(step, loss=NAN)
@@ -216,9 +224,7 @@ def test_a_guard_that_warns_is_journaled_once(session: Any, hooks: ExitStack, ev
 
 def test_an_alarm_has_advice(session: Any, hooks: ExitStack) -> None:
     """Of the guard, and on the checkpoint from before the onset. The first alarm counts."""
-    session.config = replace(
-        session.config, guards=Rules(responses={LearningGuard.reward: GuardResponse.stop})
-    )
+    session.config = with_guard(session.config, "reward=stop")
     call = Call(session, hooks=hooks)
     for step in range(1, 41):
         call.ends(step, reward=1.0 if step < 30 else 0.0)

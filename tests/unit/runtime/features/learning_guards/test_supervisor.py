@@ -11,6 +11,7 @@ from support.journal import event, read_records
 from grpo_run.runtime.features.learning_guards._judge import Trip
 from grpo_run.runtime.features.learning_guards.events import PART as HISTORY
 from grpo_run.runtime.features.learning_guards.rank import alarm_of
+from grpo_run.runtime.features.learning_guards.settings import GuardResponse, LearningGuard
 from grpo_run.runtime.features.learning_guards.supervisor import PART, SAME_PLACE_STEPS
 from grpo_run.runtime.history.attempt_files import AttemptFiles
 from grpo_run.runtime.history.recovery import Action, Decision, pending_rollback
@@ -20,7 +21,6 @@ from grpo_run.runtime.launch.config import Budget
 from grpo_run.runtime.supervisor.points import Fault
 from grpo_run.runtime.supervisor.policy import decide
 from grpo_run.watchdog.causes import Cause
-from grpo_run.watchdog.learning_rules import GuardResponse, LearningGuard
 from grpo_run.watchdog.verdict import Verdict
 
 

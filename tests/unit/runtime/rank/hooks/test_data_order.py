@@ -9,6 +9,7 @@ import pytest
 from trl import GRPOTrainer, SFTConfig, SFTTrainer
 
 from grpo_run.runtime.rank.hooks.train_call import order_warning
+from grpo_run.runtime.rank.trainer_facts import TrainerFacts
 from grpo_run.runtime.upstream import trainer_names
 
 
@@ -22,10 +23,10 @@ def test_a_trainer_that_generates_is_warned_of_data_in_a_fixed_order(
     """Not one that does not say whether it shuffles, nor SFT: its sampler is random in any case."""
     arguments = SimpleNamespace(**settings)
     generating: Any = SimpleNamespace(args=arguments, **{trainer_names.GENERATE: None})
-    assert (
-        "shuffle_dataset=False: each rank takes a fixed part" in (order_warning(generating) or "")
-    ) == warned
-    assert order_warning(SimpleNamespace(args=arguments)) is None
+    text = order_warning(generating, TrainerFacts.of(generating, 2)) or ""
+    assert ("shuffle_dataset=False: each rank takes a fixed part" in text) == warned
+    tuning = SimpleNamespace(args=arguments)
+    assert order_warning(tuning, TrainerFacts.of(tuning, 2)) is None
     assert SFTConfig.shuffle_dataset is False
     assert hasattr(GRPOTrainer, trainer_names.GENERATE)
     assert not hasattr(SFTTrainer, trainer_names.GENERATE)

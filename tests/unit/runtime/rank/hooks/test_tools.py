@@ -15,6 +15,7 @@ from grpo_run.runtime.board.slot_writer import SlotWriter
 from grpo_run.runtime.event import Event
 from grpo_run.runtime.launch.config import Timeouts
 from grpo_run.runtime.rank.hooks._tools import mark_tools, uneven_turns
+from grpo_run.runtime.rank.trainer_facts import TrainerFacts
 from grpo_run.watchdog.observation import Phase, Slot
 
 Reading = Callable[[], Slot]
@@ -83,7 +84,7 @@ def test_a_tool_is_on_the_board_by_its_name(slot: SlotWriter, reading: Reading) 
 
     trainer = Trainer({"add": add}, {"look_up": look_up, "search": look_up})
     slot.enter(Phase.generate)
-    with mark_tools(trainer, Session(slot)):  # type: ignore[arg-type]
+    with mark_tools(trainer, TrainerFacts.of(trainer, 1), Session(slot)):  # type: ignore[arg-type]
         assert trainer._tool_call_loop() == [3, "word", "word"]
     assert seen[0] == "tool add"
     assert set(seen[1:]) == {"tool look_up"}
@@ -113,7 +114,7 @@ def test_a_late_asynchronous_tool_is_cancelled(slot: SlotWriter, reading: Readin
 
     session = Session(slot)
     trainer = Trainer({}, {"deaf": deaf, "quick": quick, "fails": fails})
-    with mark_tools(trainer, session):  # type: ignore[arg-type]
+    with mark_tools(trainer, TrainerFacts.of(trainer, 1), session):  # type: ignore[arg-type]
         error, result, own = trainer._tool_call_loop()
     assert (result, own) == (1, wrong)
     assert isinstance(error, TimeoutError)
@@ -133,7 +134,7 @@ def test_a_reset_is_on_the_board_and_the_environment_stays_as_it_is(
     original = Environment.reset
     trainer = Trainer({}, {})
     trainer._environment_pool = {None: [kind()]}
-    with mark_tools(trainer, Session(slot)):  # type: ignore[arg-type]
+    with mark_tools(trainer, TrainerFacts.of(trainer, 1), Session(slot)):  # type: ignore[arg-type]
         assert kind().reset() == "observation"
         assert isinstance(pickle.loads(pickle.dumps(Environment())), Environment)
     assert Environment.seen.pop() == f"reset of {kind.__qualname__}"
@@ -151,7 +152,7 @@ def test_a_reset_that_takes_no_instance_is_called_without_one(
     declared = vars(kind)["reset"]
     trainer = Trainer({}, {})
     trainer._environment_pool = {None: [kind()]}
-    with mark_tools(trainer, Session(slot)):  # type: ignore[arg-type]
+    with mark_tools(trainer, TrainerFacts.of(trainer, 1), Session(slot)):  # type: ignore[arg-type]
         kind().reset(answer=4)  # type: ignore[attr-defined]
     assert seen == [({"answer": 4},) if declare is staticmethod else (kind, {"answer": 4})]
     assert vars(kind)["reset"] is declared
@@ -160,7 +161,7 @@ def test_a_reset_that_takes_no_instance_is_called_without_one(
 def test_a_trainer_without_tools_is_left_alone(slot: SlotWriter) -> None:
     """SFT and RLOO have none."""
     trainer = SimpleNamespace()
-    with mark_tools(trainer, Session(slot)):  # type: ignore[arg-type]
+    with mark_tools(trainer, TrainerFacts.of(trainer, 1), Session(slot)):  # type: ignore[arg-type]
         assert vars(trainer) == {}
 
 
@@ -181,7 +182,7 @@ def test_an_agent_whose_ranks_may_deadlock_is_warned_of(
     trainer = SimpleNamespace(
         tools=tools, args=SimpleNamespace(use_vllm=use_vllm), is_fsdp_enabled=fsdp, accelerator=None
     )
-    text = uneven_turns(trainer, ranks)
+    text = uneven_turns(TrainerFacts.of(trainer, ranks))
     assert (text is not None) is warned
     if text is not None:
         assert text.startswith("with FSDP all ranks must generate equally often")

@@ -14,9 +14,11 @@ from grpo_run.runtime.memory.facts import MemoryFacts, split_refusals
 from grpo_run.runtime.memory.files import read_facts
 from grpo_run.runtime.memory.plan import MemoryPlan
 from grpo_run.runtime.rank.memory_plan.configuration import apply
-from grpo_run.runtime.rank.memory_plan.facts import TRAINERS, collect_facts, publish_facts
-from grpo_run.runtime.rank.memory_plan.settings import OriginalSettings, kind_of
+from grpo_run.runtime.rank.memory_plan.facts import collect_facts, publish_facts
+from grpo_run.runtime.rank.memory_plan.settings import OriginalSettings
+from grpo_run.runtime.rank.trainer_facts import TrainerFacts
 from grpo_run.runtime.upstream import features
+from grpo_run.runtime.upstream.trainer_kinds import trainer_kind
 
 
 def trainer_of(kind: str, folder: Path, **settings: Any) -> Any:
@@ -25,8 +27,12 @@ def trainer_of(kind: str, folder: Path, **settings: Any) -> Any:
     return made
 
 
-def facts(trainer: Any, **changed: Any) -> MemoryFacts:
-    return collect_facts(trainer, **{"world_size": 1, "layout": "ddp", **changed})
+def facts(trainer: Any, world_size: int = 1) -> MemoryFacts:
+    return collect_facts(trainer, TrainerFacts.of(trainer, world_size))
+
+
+def publish(trainer: Any, session: Any) -> None:
+    publish_facts(trainer, TrainerFacts.of(trainer, session.world_size), session)
 
 
 def test_a_grpo_trainer_tells_its_sizes_its_loss_and_its_model(tmp_path: Path) -> None:
@@ -101,7 +107,7 @@ def test_older_releases_of_trl_are_known(tmp_path: Path, monkeypatch: pytest.Mon
 def test_a_trainer_of_trl_that_is_not_known_is_no_plain_trainer() -> None:
     from trl import DPOTrainer
 
-    assert kind_of(DPOTrainer.__mro__, TRAINERS) == ("other", None)
+    assert trainer_kind(DPOTrainer) == ("other", None)
 
 
 def test_sizes_that_deepspeed_is_given_are_explicit_and_auto_is_not(tmp_path: Path) -> None:
@@ -136,13 +142,13 @@ def test_the_first_rank_of_each_node_publishes_and_a_full_disk_ends_nothing(tmp_
             config=SimpleNamespace(run_directory=folder),
         )  # fmt: skip
 
-    publish_facts(trainer, session(3, tmp_path), layout="ddp")
+    publish(trainer, session(3, tmp_path))
     assert read_facts(tmp_path) is None
-    publish_facts(trainer, session(2, tmp_path), layout="ddp")
+    publish(trainer, session(2, tmp_path))
     published = read_facts(tmp_path)
     assert published is not None
     assert published.trainer == "sft"
-    publish_facts(trainer, session(0, tmp_path / "absent"), layout="ddp")
+    publish(trainer, session(0, tmp_path / "absent"))
     assert len(warned) == 1
 
 
@@ -154,7 +160,7 @@ def test_a_divided_micro_batch_whose_update_is_not_the_same_is_said(tmp_path: Pa
         config=SimpleNamespace(run_directory=tmp_path),
     )  # fmt: skip
     trainer.compute_loss = lambda *args, **kwargs: 0.0
-    publish_facts(trainer, session, layout="ddp")  # type: ignore[arg-type]
+    publish(trainer, session)
     assert warned == []
     OriginalSettings(
         per_device_train_batch_size=8,
@@ -162,7 +168,7 @@ def test_a_divided_micro_batch_whose_update_is_not_the_same_is_said(tmp_path: Pa
         gradient_checkpointing=False,
         divided_by=2,
     ).keep(trainer.args)
-    publish_facts(trainer, session, layout="ddp")  # type: ignore[arg-type]
+    publish(trainer, session)
     (line,) = warned
     assert "has its own compute_loss" in line
 
@@ -194,10 +200,10 @@ def test_a_trainer_like_no_other_is_trained_all_the_same(tmp_path: Path) -> None
     )  # fmt: skip
     trainer = trainer_of("SFT", tmp_path / "output")
     trainer.args.loss_type = ["sigmoid", "sft"]  # as DPO's
-    publish_facts(trainer, session, layout="ddp")  # type: ignore[arg-type]
+    publish(trainer, session)
     assert noted == []
     for odd in (SimpleNamespace(args=SimpleNamespace()), SimpleNamespace()):
-        publish_facts(odd, session, layout="ddp")  # type: ignore[arg-type]
+        publish(odd, session)
     trainer.args.max_completion_length = "many"
-    publish_facts(trainer, session, layout="ddp")  # type: ignore[arg-type]
+    publish(trainer, session)
     assert len(noted) == 3

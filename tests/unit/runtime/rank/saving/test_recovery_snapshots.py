@@ -14,6 +14,7 @@ from grpo_run.runtime.checkpoints.manifest import TrainCall, read_manifest
 from grpo_run.runtime.rank.saving.saver import RETRY_STEPS, Saver
 from grpo_run.runtime.rank.saving.snapshots import Snapshots
 from grpo_run.runtime.rank.saving.trainer_contents import TrainerContents
+from grpo_run.runtime.rank.trainer_facts import TrainerFacts
 from grpo_run.runtime.snapshots.area import StagingArea
 
 Events = Callable[[], list[dict[str, Any]]]
@@ -82,7 +83,8 @@ def test_the_chosen_interval_is_journaled(
     """By rank 0, once two snapshots have shown what they cost."""
     snapshots = Snapshots(session, StagingArea(tmp_path / "memory"))
     exact: Any = SimpleNamespace()
-    contents = TrainerContents(Trainer(tmp_path / "out"), session, call, exact)
+    trainer = Trainer(tmp_path / "out")
+    contents = TrainerContents(trainer, TrainerFacts.of(trainer, 1), session, call, exact)
     made = Saver(contents, session, snapshots=snapshots, collect_vote=lambda: None)
     made.cadence.begin(0)
     made.cadence.taken(1, 0.5)

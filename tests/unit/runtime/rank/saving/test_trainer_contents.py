@@ -11,6 +11,7 @@ from support.saving import Trainer
 
 from grpo_run.runtime.checkpoints.manifest import TrainCall
 from grpo_run.runtime.rank.saving.trainer_contents import TrainerContents
+from grpo_run.runtime.rank.trainer_facts import TrainerFacts
 
 
 def test_the_output_directory_of_the_trainer_is_restored(
@@ -19,7 +20,7 @@ def test_the_output_directory_of_the_trainer_is_restored(
     """Holds if the script has replaced the method on the trainer itself, and after an error."""
     trainer, folder = Trainer(tmp_path / "out"), tmp_path / "memory" / "checkpoint-5"
     exact: Any = SimpleNamespace(save=lambda folder: None, epoch_ended=False)
-    contents = TrainerContents(trainer, session, call, exact)
+    contents = TrainerContents(trainer, TrainerFacts.of(trainer, 1), session, call, exact)
     before = vars(trainer).keys()
     assert contents.write(folder) == "what the method returns"
     assert (folder / "weights.pt").exists()

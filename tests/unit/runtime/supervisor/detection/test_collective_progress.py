@@ -48,7 +48,7 @@ class Ranks:
         self.may_answer = threading.Event()
         self.may_answer.set()
         monkeypatch.setattr(collective_progress, "fetch", self.fetch)
-        self.poller = CollectiveProgressPoller(lambda: self.sockets, lambda: self.now)
+        self.poller = CollectiveProgressPoller(lambda: self.now)
 
     def fetch(
         self, sockets: Mapping[int, str], seconds: float, handler: str
@@ -65,11 +65,11 @@ class Ranks:
     def poll(self) -> Mapping[int, Mapping[str, tuple[int, int]]]:
         """Read, and read again once the poll that this has started is over."""
         self.now += POLL_SECONDS
-        self.poller.latest()
+        self.poller.latest(self.sockets)
         for thread in threading.enumerate():
             if thread.name == "grpo-run-collectives":
                 thread.join(LONG_SECONDS)
-        return self.poller.latest()
+        return self.poller.latest(self.sockets)
 
 
 @pytest.fixture
@@ -96,7 +96,7 @@ def test_a_new_attempt_begins_without_numbers(ranks: Ranks) -> None:
     assert ranks.poll().keys() == {0, 1}
     ranks.sockets = {0: "second/0", 1: "second/1"}
     ranks.answers = {"second/0": answer(("0", 1, False))}
-    assert ranks.poller.latest() == {}
+    assert ranks.poller.latest(ranks.sockets) == {}
     assert ranks.poll() == {0: {"0": (1, 0)}}
     ranks.sockets = {}
     assert ranks.poll() == {}
@@ -115,7 +115,7 @@ def test_who_reads_waits_for_no_rank(ranks: Ranks) -> None:
     began = time.monotonic()
     for _ in range(5):
         ranks.now += POLL_SECONDS
-        assert ranks.poller.latest() == {}
+        assert ranks.poller.latest(ranks.sockets) == {}
     assert time.monotonic() - began < LONG_SECONDS
     ranks.may_answer.set()
     ranks.poll()
@@ -123,7 +123,7 @@ def test_who_reads_waits_for_no_rank(ranks: Ranks) -> None:
     assert sum("nccl" in handler for handler in ranks.asked) == 1
     polls = len(ranks.asked)
     ranks.now += POLL_SECONDS / 2
-    ranks.poller.latest()
+    ranks.poller.latest(ranks.sockets)
     assert len(ranks.asked) == polls
 
 
@@ -145,5 +145,5 @@ def test_an_old_result_is_not_shown(ranks: Ranks) -> None:
     assert ranks.poll() == {0: {"0": (1, 1)}}
     ranks.may_answer.clear()
     ranks.now += OLD_SECONDS + 1
-    assert ranks.poller.latest() == {}
+    assert ranks.poller.latest(ranks.sockets) == {}
     ranks.may_answer.set()

@@ -8,15 +8,14 @@ import stat
 from typing import Any
 
 import pytest
-from support.builders.runtime.incident_scene import Scene, exited, stall
+from support.builders.runtime.incident_scene import Outcome, Scene, exited, stall
 
-from grpo_run.runtime.supervisor import incident
 from grpo_run.runtime.supervisor.incident import JOURNAL_TAIL_LINES
 from grpo_run.watchdog.causes import Cause
 from grpo_run.watchdog.observation import Phase
 
 
-def verdict_on_disk(outcome: incident.IncidentOutcome) -> dict[str, Any]:
+def verdict_on_disk(outcome: Outcome) -> dict[str, Any]:
     """Return the content of verdict.json."""
     value: dict[str, Any] = json.loads((outcome.folder / "verdict.json").read_text())
     return value

@@ -9,7 +9,6 @@ from support.builders.runtime.incident_scene import Scene, record
 
 from grpo_run.runtime.supervisor import incident
 from grpo_run.runtime.supervisor.detection.finding import HangFinding
-from grpo_run.runtime.supervisor.incident import investigate
 from grpo_run.watchdog.causes import Cause
 from grpo_run.watchdog.deadlocks.collectives import CONSENSUS_GROUP
 from grpo_run.watchdog.deadlocks.deadlock import Deadlock
@@ -40,7 +39,7 @@ def test_a_rank_in_a_consensus_call_is_told_and_the_other_ones_log_says_it(
     monkeypatch.setattr(scene.board, "publish_disagreement", told.append)
     context = scene.context(finding=finding)
     assert context.attempt.files.make() is None
-    incident.tell_ranks(context, investigate(scene.run, context).verdict)
+    incident.tell_ranks(context, scene.investigate_in(context).verdict)
     logs = {rank: context.attempt.files.log(rank) for rank in (0, 1)}
     assert not logs[0].exists()
     if group == CONSENSUS_GROUP:

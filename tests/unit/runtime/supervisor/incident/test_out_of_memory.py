@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from support.builders.runtime.incident_scene import Scene, exited, stall, victim
 
-from grpo_run.runtime.supervisor.incident import IncidentContext, investigate
+from grpo_run.runtime.supervisor.incident import IncidentContext
 from grpo_run.watchdog.causes import Cause
 from grpo_run.watchdog.observation import Phase
 
@@ -35,7 +35,7 @@ def test_a_rank_without_memory_is_named_although_its_peers_have_exited_first(
     peer = exited(0, exit_code=None, signal=signal.SIGABRT) if aborted else victim(0)
     context = scene.context(peer)
     write_error_of(context, 1, OUT_OF_MEMORY)
-    verdict = investigate(scene.run, context).verdict
+    verdict = scene.investigate_in(context).verdict
     assert (verdict.cause, verdict.culprit, verdict.phase) == (Cause.gpu_oom, 1, "generate")
 
 
@@ -43,7 +43,7 @@ def test_a_rank_that_raised_is_named_although_its_peer_has_exited_first(scene: S
     """Otherwise the fault would seem to be on another node."""
     context = scene.context(victim(0))
     write_error_of(context, 1, OUT_OF_MEMORY | {"type": "ValueError", "message": "bad", "chain": []})
-    verdict = investigate(scene.run, context).verdict
+    verdict = scene.investigate_in(context).verdict
     assert (verdict.cause, verdict.culprit) == (Cause.startup_failure, 1)
 
 
@@ -51,12 +51,12 @@ def test_a_rank_that_exits_with_a_code_is_not_named_before_its_exit_is_seen(scen
     """`sys.exit(0)` writes an error, too."""
     context = scene.context(victim(0))
     write_error_of(context, 1, OUT_OF_MEMORY | {"type": "SystemExit", "message": "0", "chain": []})
-    assert investigate(scene.run, context).verdict.cause is Cause.unknown
+    assert scene.investigate_in(context).verdict.cause is Cause.unknown
 
 
 def test_ranks_that_wait_for_a_rank_without_memory_do_not_hang(scene: Scene) -> None:
     """They are found to wait while it still ends."""
     context = scene.context(finding=stall())
     write_error_of(context, 0, OUT_OF_MEMORY)
-    verdict = investigate(scene.run, context).verdict
+    verdict = scene.investigate_in(context).verdict
     assert (verdict.cause, verdict.culprit) == (Cause.gpu_oom, 0)

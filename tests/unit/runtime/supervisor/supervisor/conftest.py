@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,11 +20,9 @@ def collected(monkeypatch: pytest.MonkeyPatch) -> list[dict[int, int]]:
 
     def collect(
         incident: Path, pids: dict[int, int], stacks: dict[int, Path], **more: Any
-    ) -> collection.Evidence:
+    ) -> collection.Collected:
         calls.append(dict(pids))
-        return collection.Evidence(
-            missing=["rank 0: no stack within 0.15 s"], stacks={}, complete_at=time.monotonic()
-        )
+        return collection.Collected(missing=["rank 0: no stack within 0.15 s"], stacks={})
 
     monkeypatch.setattr(collection, "collect", collect)
     monkeypatch.setattr(incident, "GATHER_SECONDS", 0.001)

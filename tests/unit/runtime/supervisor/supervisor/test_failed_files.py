@@ -82,7 +82,7 @@ def test_a_full_disk_does_not_prevent_the_recovery(
 ) -> None:
     """The verdict names the evidence that could not be written."""
 
-    def full(*arguments: object, **more: object) -> collection.Evidence:
+    def full(*arguments: object, **more: object) -> collection.Collected:
         raise OSError(28, "No space left on device")
 
     run = start(step=7)

@@ -14,7 +14,7 @@ from support.journal import event
 from grpo_run.runtime.history.journal import Journal
 from grpo_run.runtime.history.lifecycle import RunState
 from grpo_run.runtime.processes.agent import Directive
-from grpo_run.runtime.supervisor import incident
+from grpo_run.watchdog.diagnosis import fault
 from grpo_run.watchdog.observation import Exit
 
 
@@ -64,7 +64,7 @@ def test_a_failure_of_the_supervisor_without_progress_gives_the_run_up(
         run.vote(3)
         run.poll()
     if why == "a rank has failed":
-        monkeypatch.setattr(incident, "diagnose_exits", lambda *arguments, **options: 1 // 0)
+        monkeypatch.setattr(fault, "diagnose_exits", lambda *arguments, **options: 1 // 0)
         directive = run.poll(run.ranks.exit(1, signal=9))
     else:
         exits = [run.ranks.exit(0, code=75), run.ranks.exit(1, code=75)]

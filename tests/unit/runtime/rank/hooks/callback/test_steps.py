@@ -245,8 +245,7 @@ def test_cleanup_follows_the_vote_on_it(session: Any, events: Events, reading: R
 def test_there_is_no_cleanup_beside_a_vllm_engine_that_sleeps(session: Any, reading: Reading) -> None:
     """Between two rollouts its memory is not mapped."""
     growing(session)
-    loop = Loop(session)
-    loop.args = SimpleNamespace(use_vllm=True, vllm_enable_sleep_mode=True)
+    loop = Loop(session, args=SimpleNamespace(use_vllm=True, vllm_enable_sleep_mode=True))
     loop.begin()
     for _ in range(12):
         loop.step()

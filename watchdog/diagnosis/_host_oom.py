@@ -1,7 +1,7 @@
 """Diagnosis of ranks killed by the kernel's OOM killer: cause `host_oom`, with the figures.
 
 A bare SIGKILL proves nothing: only a rise of the kernel's own counter does (`watchdog/memory/host_kills.py`).
-Called by the incident investigation before other exits are diagnosed. Pure.
+Called by `fault.py` before other exits are diagnosed. Pure.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Diagnosis of hangs: verdicts on proved deadlocks, stalls and slow stops.
 
-Adds the line of user code of every rank concerned, from stacks and collective records. Pure; called by the
-incident investigation once evidence is on disk. Exits are diagnosed by `exits.py`.
+Adds the line of user code of every rank concerned, from stacks and collective records. Pure; called by
+`fault.py`. Exits are diagnosed by `exits.py`.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from dataclasses import replace
 from grpo_run.watchdog.causes import Cause
 from grpo_run.watchdog.deadlocks.deadlock import Deadlock
 from grpo_run.watchdog.diagnosis._place import last_step
+from grpo_run.watchdog.diagnosis._rewards import hung_reward
 from grpo_run.watchdog.diagnosis.exits import is_victim
-from grpo_run.watchdog.diagnosis.rewards import hung_reward
 from grpo_run.watchdog.evidence.source import is_user_file
 from grpo_run.watchdog.evidence.stacks import Stack, main_stack, user_location
 from grpo_run.watchdog.observation import Exit, Phase, Slot

@@ -1,5 +1,5 @@
 """Which reward function has failed: a rank has hung in it, by its stacks, or it has raised, by the traceback.
-Called by `hangs.py`, and by the incident investigation for exits. Does no I/O.
+Called by `_hangs.py`, and by `fault.py` for exits. Does no I/O.
 
 A function is found by the frame of ours that calls it. An exception that says that a time limit has expired
 counts as a hang: the function's own limit has ended what would not have returned.

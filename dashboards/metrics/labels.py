@@ -1,0 +1,103 @@
+"""The labels of the metric catalogue with their closed sets of values.
+
+Causes and actions are listed only if the code can produce them; unit tests compare the lists with the
+sources. Used by every module of this folder. Defines no metric (`catalogue.py`) and performs no I/O.
+"""
+
+from __future__ import annotations
+
+from grpo_run.runtime.features import shown
+from grpo_run.runtime.history.lifecycle import RunState
+from grpo_run.runtime.history.recovery import Action
+from grpo_run.runtime.history.rewards import MOST_FUNCTIONS, FailureKind
+from grpo_run.runtime.history.sample_masking import MaskingReason
+from grpo_run.runtime.history.totals import CheckpointResult
+from grpo_run.runtime.history.wall_states import WallState
+from grpo_run.runtime.metrics import Label
+from grpo_run.watchdog.causes import Cause
+from grpo_run.watchdog.observation import EndReason, Phase, RankState
+
+UNKNOWN = "unknown"
+UNDECIDED = "undecided"
+
+RUN_STATES = (*(state.value for state in RunState), UNKNOWN)
+PHASES = tuple(phase.name for phase in Phase)
+MEMORY_PHASES = tuple(
+    phase.name
+    for phase in (
+        Phase.startup,
+        Phase.generate,
+        Phase.score,
+        Phase.forward_backward,
+        Phase.optimizer,
+        Phase.checkpoint,
+        Phase.eval,
+    )
+)
+"""The phases in which a rank allocates much. The memory of the others is in `grpo-run status --json`."""
+RANK_STATES = tuple(state.name for state in RankState if state is not RankState.absent)
+
+INCIDENT_CAUSES = (
+    Cause.exception,
+    Cause.signal,
+    Cause.startup_failure,
+    Cause.collective_mismatch,
+    Cause.collective_missing_rank,
+    Cause.rank_exited_early,
+    Cause.generation_stall,
+    Cause.reward_stall,
+    Cause.data_stall,
+    Cause.checkpoint_stall,
+    Cause.interpreter_stuck,
+    Cause.gpu_oom,
+    Cause.host_oom,
+    Cause.shm_full,
+    Cause.no_progress,
+    Cause.nonfinite,
+    Cause.learning_collapse,
+    Cause.unknown,
+)
+"""The causes a verdict can have. A member of `Cause` that no verdict uses yet is not exported."""
+
+DECIDED_ACTIONS = (
+    Action.restart,
+    Action.restart_from_earlier_checkpoint,
+    Action.restart_with_plan_change,
+    *shown("ACTIONS"),
+    Action.stop,
+)
+"""The actions the supervisor can decide on, with those of features."""
+
+CAUSES = tuple(cause.value for cause in INCIDENT_CAUSES)
+ACTION_NAMES = tuple(map(str, DECIDED_ACTIONS))
+RESTART_ACTIONS = tuple(action for action in ACTION_NAMES if action != Action.stop)
+ACTIONS = (*ACTION_NAMES, UNDECIDED)
+
+END_REASONS = tuple(reason.value for reason in EndReason)
+
+RUN_STATE = Label(name="state", values=RUN_STATES)
+RANK_STATE = Label(name="state", values=RANK_STATES)
+PHASE = Label(name="phase", values=PHASES)
+MEMORY_PHASE = Label(name="phase", values=MEMORY_PHASES)
+HOST_MEMORY = Label(name="kind", values=("anonymous", "file", "shared", "pinned"))
+HELPER = Label(name="helper", values=("data_workers", "other", "grpo_run"))
+CAUSE = Label(name="cause", values=CAUSES)
+END_REASON = Label(name="reason", values=END_REASONS)
+RESTART = Label(name="action", values=RESTART_ACTIONS)
+LAST_CAUSE = Label(name="cause", values=CAUSES, exclusive=True)
+LAST_ACTION = Label(name="action", values=ACTIONS, exclusive=True)
+CULPRIT = Label(name="culprit", values=None, exclusive=True)
+AWAITED_RANK = Label(name="rank", values=None, exclusive=True)
+AWAITED_PHASE = Label(name="phase", values=PHASES, exclusive=True)
+REWARD_FUNCTION = Label(name="function", values=None, most=MOST_FUNCTIONS + 1)
+REWARD_FAILURE = Label(name="kind", values=tuple(kind.value for kind in FailureKind))
+MOST_GROUPS = 8
+"""Process groups with a name of their own; further ones are one."""
+GROUP = Label(name="group", values=None, most=MOST_GROUPS + 1)
+CHECKPOINT_RESULT = Label(name="result", values=tuple(result.value for result in CheckpointResult))
+WALL_STATE = Label(name="state", values=tuple(state.value for state in WallState))
+OUTCOMES = ("recovered", "gave_up")
+OUTCOME = Label(name="outcome", values=OUTCOMES)
+MASKING_REASONS = (*map(str, MaskingReason), *shown("MASKING_REASONS"))
+MASKING = Label(name="reason", values=MASKING_REASONS)
+VERSION = Label(name="version", values=None, exclusive=True)

@@ -1,0 +1,143 @@
+"""Types of metrics: what one is, its labels, and what it is read from.
+
+The table of the core is `dashboards/metrics/catalogue.py`; a feature has its own in its module `metrics`.
+Every label is a closed set, one value per local rank, or a bounded number of names, so no content of a
+journal or board can add series without limit. A value that cannot be observed is not exported. Performs no
+I/O and exports nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Generic, Literal, TypeVar
+
+from grpo_run.runtime.history.status import RunStatus
+from grpo_run.watchdog.observation import Slot
+from grpo_run.watchdog.rank_metrics import Unit
+from grpo_run.watchdog.stalls.durations import HISTOGRAM_EDGES_SECONDS, Histogram
+
+Kind = Literal["gauge", "counter", "histogram"]
+Sample = tuple[tuple[str, ...], float | Histogram | None]
+"""Label values in the order of the metric's labels, and the value. None and NaN are not exported."""
+
+HISTOGRAM_SERIES = len(HISTOGRAM_EDGES_SECONDS) + 3
+"""One for each edge and for infinity, the sum and the count."""
+
+RUN_ID = "run_id"
+"""Label of every series, so that one Prometheus server can hold many runs."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Label:
+    """One label of a metric.
+
+    `values` is the closed set of its values, or None for one value per local rank. With `most`, the values
+    are names of the script, at most so many. `exclusive` means that only one value is exported at a time, so
+    the label does not multiply the number of series.
+    """
+
+    name: str
+    values: tuple[str, ...] | None
+    most: int = 0
+    exclusive: bool = False
+
+
+RANK = Label(name="rank", values=None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunObservation:
+    """One successful read of a run, with the time of the read.
+
+    `slots` is indexed by local rank; None stands for a rank that cannot be read. `first_rank` is the global
+    rank of local rank 0, which an unreadable slot does not provide.
+    """
+
+    status: RunStatus
+    slots: tuple[Slot | None, ...]
+    first_rank: int
+    monotonic_seconds: float
+    wall_seconds: float
+
+    def ranks(self) -> Iterator[tuple[str, Slot | None]]:
+        """Yield each known rank's label and slot; the slot is None if it cannot be read."""
+        for index, slot in enumerate(self.slots):
+            yield str(self.first_rank + index if slot is None else slot.rank), slot
+
+    def readable(self) -> Iterator[tuple[str, Slot]]:
+        """Yield only the ranks whose slots can be read; the others export no values."""
+        for rank, slot in self.ranks():
+            if slot is not None:
+                yield rank, slot
+
+
+@dataclass(frozen=True, kw_only=True)
+class Exporter:
+    """State of the exporter itself. `observed_at` is the wall time of the last successful read, if any."""
+
+    failed: bool
+    failures: int
+    observed_at: float | None
+
+
+Source = TypeVar("Source", RunObservation, Exporter)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Metric(Generic[Source]):
+    """One metric family. `read` is pure: equal sources give equal samples."""
+
+    name: str
+    kind: Kind
+    help: str
+    unit: Unit
+    read: Callable[[Source], Iterator[Sample]]
+    labels: tuple[Label, ...] = ()
+
+    @property
+    def label_names(self) -> tuple[str, ...]:
+        """Names of the labels in the order of a sample's values, without `run_id`."""
+        return tuple(label.name for label in self.labels)
+
+    def max_series(self, local_ranks: int) -> int:
+        """Return the largest number of series that one exporter can export for this metric at a time."""
+        series = HISTOGRAM_SERIES if self.kind == "histogram" else 1
+        for label in self.labels:
+            if not label.exclusive:
+                series *= label.most or (local_ranks if label.values is None else len(label.values))
+        return series
+
+
+def run_value(
+    value: Callable[[RunObservation], float | None],
+) -> Callable[[RunObservation], Iterator[Sample]]:
+    """Read one value per run."""
+
+    def read(observation: RunObservation) -> Iterator[Sample]:
+        yield (), value(observation)
+
+    return read
+
+
+def rank_value(
+    value: Callable[[RunObservation, Slot], float],
+) -> Callable[[RunObservation], Iterator[Sample]]:
+    """Read one value per readable rank."""
+
+    def read(observation: RunObservation) -> Iterator[Sample]:
+        for rank, slot in observation.readable():
+            yield (rank,), value(observation, slot)
+
+    return read
+
+
+def rank_total(name: str) -> Callable[[RunObservation], Iterator[Sample]]:
+    """Read what each readable rank has counted, over all attempts."""
+
+    def read(observation: RunObservation) -> Iterator[Sample]:
+        totals = observation.status.history.ranks
+        for rank, slot in observation.readable():
+            yield (rank,), totals.total(slot.rank, slot.attempt, name, slot.value(name))
+
+    return read

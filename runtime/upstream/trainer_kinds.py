@@ -1,0 +1,94 @@
+"""The trainers of transformers and TRL that are known, and where their classes are: the only list of them.
+
+Used by the hooks, the memory plan and rollouts in a rank, by `runtime/planning/`, and by `features.py`.
+Classes are recognized by module and name, so nothing is imported. Contains names, and what follows from them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+
+TrainerKind = Literal["grpo", "rloo", "sft", "transformers", "other"]
+"""Whose loss it is: that of a trainer of TRL, of `transformers.Trainer`, or another."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class KnownTrainer:
+    """A trainer of a library, and the configuration that it takes: modules and names of the two classes."""
+
+    kind: TrainerKind
+    module: str
+    name: str
+    configuration_module: str
+    configuration: str
+
+
+_KNOWN: Final = (
+    KnownTrainer(
+        kind="grpo",
+        module="trl.trainer.grpo_trainer",
+        name="GRPOTrainer",
+        configuration_module="trl.trainer.grpo_config",
+        configuration="GRPOConfig",
+    ),
+    KnownTrainer(
+        kind="rloo",
+        module="trl.trainer.rloo_trainer",
+        name="RLOOTrainer",
+        configuration_module="trl.trainer.rloo_config",
+        configuration="RLOOConfig",
+    ),
+    KnownTrainer(
+        kind="sft",
+        module="trl.trainer.sft_trainer",
+        name="SFTTrainer",
+        configuration_module="trl.trainer.sft_config",
+        configuration="SFTConfig",
+    ),
+    KnownTrainer(
+        kind="transformers",
+        module="transformers.trainer",
+        name="Trainer",
+        configuration_module="transformers.training_args",
+        configuration="TrainingArguments",
+    ),
+)
+TRAINERS: Final[Mapping[str, KnownTrainer]] = {one.kind: one for one in _KNOWN}
+"""By kind."""
+ROLLOUTS: Final = ("grpo", "rloo")
+"""Kinds that generate. Other trainers of TRL have methods of the same names that do something else."""
+_TRAINER_KINDS: Final = {(one.module, one.name): one.kind for one in _KNOWN}
+_CONFIGURATION_KINDS: Final = {(one.configuration_module, one.configuration): one.kind for one in _KNOWN}
+
+
+def trainer_kind(trainer_class: type) -> tuple[TrainerKind, type | None]:
+    """Return the kind of a trainer's class, and the library's class that it is or derives from."""
+    return _first(trainer_class, _TRAINER_KINDS)
+
+
+def configuration_kind(configuration_class: type) -> TrainerKind:
+    """Return of which kind of trainer a class is a configuration."""
+    return _first(configuration_class, _CONFIGURATION_KINDS)[0]
+
+
+def generates_rollouts(trainer: Any) -> bool:
+    """Whether a trainer is GRPO's or RLOO's, or a subclass."""
+    return any(
+        _TRAINER_KINDS.get((base.__module__, base.__name__)) in ROLLOUTS for base in type(trainer).__mro__
+    )
+
+
+def _first(one: type, known: Mapping[tuple[str, str], TrainerKind]) -> tuple[TrainerKind, type | None]:
+    """Return the kind of the first known class, and that class, in the order in which names are looked up.
+
+    A class of TRL that is not known is none of transformers as it is.
+    """
+    for base in one.__mro__:
+        kind = known.get((base.__module__, base.__name__))
+        if kind is not None:
+            return kind, base
+        if f"{base.__module__}.".startswith("trl."):
+            break
+    return "other", None
