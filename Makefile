@@ -33,9 +33,9 @@ test: $(STAMP) system $(EXTENSION)
 test-unit: $(STAMP)
 	$(PYTEST) tests/unit -q -m "not full" $(UNIT_WORKERS)
 
-# All tests and the campaigns, which take hours: prints its plan first. Results of the last run: docs/reference/campaigns.md.
+# All tests and the campaigns, which take hours. Results of the last run: docs/reference/campaigns.md.
 test-full: $(STAMP) system $(EXTENSION)
-	$(PYTEST) tests -q --campaigns
+	$(PYTEST) tests -q --durations=50
 
 # Build the wheel and run it where nothing else of the project is: without extras, and not from this folder.
 CLEAN := build/package

@@ -146,15 +146,13 @@ def out_of_memory(trial: Trial) -> Iterator[Row]:
     trial.launch(script=(str(LIMITED), "0", str(peak_file)))
     peak = int(peak_file.read_text())
     limit = int(SHARE_OF_PEAK * peak)
-    folder, history = trial.launch("--memory-trace", script=(str(LIMITED), str(limit), str(peak_file)))
+    folder, history = trial.launch(script=(str(LIMITED), str(limit), str(peak_file)))
     causes = [fault.cause for fault in history.recoveries]
     after = int(peak_file.read_text())
     figure = f"peak {peak / GIB:.2f} GiB, limit {limit / GIB:.2f}, then {after / GIB:.2f}; {history.sentence}"
     yield Row(what="real out-of-memory fault", held="gpu_oom" in causes and history.completed, figure=figure)
     files = sorted(path.name for path in (folder / "run" / "incidents").glob("*/memory/*"))
-    yield Row(
-        what="allocator's history in the incident", held=bool(files), figure=", ".join(files[:4]) or "none"
-    )
+    yield Row(what="memory in the incident", held=bool(files), figure=", ".join(files[:4]) or "none")
 
 
 def prediction(trial: Trial) -> Iterator[Row]:

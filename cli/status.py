@@ -52,7 +52,7 @@ def print_text(status: RunStatus) -> None:
         "disk": history.checkpoint_trouble or "",
         "memory": _memory(fields["ranks"]),
         "host memory": "" if nearest is None else f"{nearest.fraction:.0%} of {nearest.name} in use",
-        "memory plan": history.memory.plan.text,
+        **history.facts(),
         "masked": history.masked.summary,
     }
     facts = Table.grid(padding=(0, 2))
@@ -64,7 +64,7 @@ def print_text(status: RunStatus) -> None:
         console.print(f"  {_rank_line(rank, status.state)}")
     notes = [late.sentence for late in status.late_ranks]
     notes += [sentence for part in history.parts for sentence in part.pace()]
-    notes += [f"memory: {line}" for line in history.memory_trace.lines()]
+    notes += history.notes()
     for note in notes:
         console.print(f"  {note}")
     for number, recovery in enumerate(history.recoveries, 1):

@@ -14,7 +14,6 @@ import pytest
 import pytest_randomly
 from hypothesis import Phase, settings
 from support import freezer, machines, references, warm, workers
-from support.campaigns import Campaigns
 from support.journal import read_records
 from support.runs import Run, Runs
 
@@ -51,7 +50,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--machine", type=int, metavar="SEED", help="draw the machine of the unit tests again; 0: this one"
     )
-    parser.addoption("--campaigns", action="store_true", help="print the plan and durations of campaigns")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -77,8 +75,6 @@ def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(workers)
     config.pluginmanager.register(machines)
     machines.configure(config)
-    if config.getoption("--campaigns"):
-        config.pluginmanager.register(Campaigns())
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -97,7 +97,6 @@ def origin_of(exit: Exit, *, starting: bool) -> tuple[Origin, str]:
     """Return where the failure of a rank comes from, and for `usage` why no restart can help.
 
     Args:
-        exit: of the rank.
         starting: it failed outside the steps of a `train()` call.
     """
     error = exit.error

@@ -62,7 +62,6 @@ def read_stat(pid: int, thread: int | None = None) -> ProcessStat | None:
     """Return a process, with the CPU time of all its threads, or None.
 
     Args:
-        pid: of the process.
         thread: id of one of its threads, which is returned instead, with its own state and CPU time.
     """
     content = read_file(f"/proc/{pid}/stat" if thread is None else f"/proc/{pid}/task/{thread}/stat")

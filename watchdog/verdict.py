@@ -92,8 +92,8 @@ class Verdict:
         """What an exception of the script is recognized by at any step: cause, class, innermost line, phase.
 
         Empty for everything else: signals, networks, files, devices, memory, collectives, hangs. Unlike
-            `signature` it has no
-        step, so it says that a bug is the same, not that a restart certainly repeats it.
+        `signature` it has no step, so it says that a bug is the same, not that a restart certainly repeats
+        it.
         """
         of_script = self.origin is Origin.code and self.cause in (Cause.exception, Cause.startup_failure)
         if not self.exception or not of_script:

@@ -28,7 +28,7 @@ from parts.rloo_switches import CHOICES, METHODS, Switches
 from support.live_bytes import LiveBytes
 
 from grpo_run.runtime.files import write_json
-from grpo_run.runtime.rank.memory_plan.settings import CHECKPOINTING
+from grpo_run.runtime.memory.script_settings import CHECKPOINTING
 from grpo_run.trainers.recipes.tiny import tiny_tokenizer
 
 

@@ -1,7 +1,7 @@
 """What starts the ranks: torch elastic's rendezvous and our agent, and the environment of each rank.
 
 `build_agent` takes torchrun's options. `rank_environment` holds the settings that the bootstrap reads and
-what torch reads; the supervisor calls it, through `supervise.py`, for each rank of each attempt.
+what torch reads; the agent calls it for each rank of each attempt, once the supervisor has prepared that.
 `own_processes` sets the token that processes inherit, and the process that adopts orphans; it is called
 before anything else is started, so that whatever the run starts is marked. Terminates nothing.
 """
@@ -11,17 +11,16 @@ from __future__ import annotations
 import os
 import time
 import uuid
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from grpo_run.cli.launching.command import LaunchCommand, node_range
 from grpo_run.runtime.errors import UsageError
 from grpo_run.runtime.launch.config import Output, RunConfig
 from grpo_run.runtime.launch.rank_settings import RankSettings
-from grpo_run.runtime.memory.plan import expandable_segments
 from grpo_run.runtime.processes import forkserver
 from grpo_run.runtime.processes.adoption import adopt_orphans, own_children
 from grpo_run.runtime.processes.starting import VARIABLE
-from grpo_run.runtime.supervisor.run_memory import config_for_ranks
 from grpo_run.runtime.supervisor.supervisor import Supervisor
 from grpo_run.watchdog.observation import Phase
 from grpo_run.watchdog.run_processes.ownership import TOKEN_VARIABLE, RunProcesses
@@ -43,10 +42,15 @@ MASTER_PORT = 29500
 """torchrun's default."""
 
 
-def build_agent(launch: LaunchCommand, supervisor: Supervisor, helpers: Helpers) -> Agent:
+def build_agent(
+    launch: LaunchCommand, supervisor: Supervisor, helpers: Helpers, marks: Mapping[str, str]
+) -> Agent:
     """Return an agent that starts ranks as torchrun would, controlled by the supervisor.
 
     A run on one node without an explicit rendezvous gets a rendezvous of its own on a free port.
+
+    Args:
+        marks: see `own_processes`.
 
     Raises:
         UsageError: torch elastic refuses its options.
@@ -95,6 +99,7 @@ def build_agent(launch: LaunchCommand, supervisor: Supervisor, helpers: Helpers)
         controller=supervisor,
         entry=ENTRY,
         environment={**config.environment, VARIABLE: options.signals_to_handle},
+        variables=lambda rank, world_size: {**marks, **rank_environment(supervisor, rank, world_size)},
         preloaded=lambda: are_forked(supervisor),
         elastic=elastic.max_nodes > 1,
         helpers=helpers,
@@ -150,10 +155,9 @@ def are_forked(supervisor: Supervisor) -> bool:
 def rank_environment(supervisor: Supervisor, rank: int, world_size: int) -> dict[str, str]:
     """Return the environment variables that the bootstrap of one rank reads."""
     config, files = supervisor.config, supervisor.attempt.files
-    plan = supervisor.history.memory.plan
     rewarded = supervisor.history.phases.get(Phase.reward)
     settings = RankSettings(
-        config=config_for_ranks(config, plan),
+        config=supervisor.rank_config(),
         attempt=supervisor.attempt.number,
         run_started_at=supervisor.run_started_at,
         log=str(files.log(rank)),
@@ -172,12 +176,11 @@ def rank_environment(supervisor: Supervisor, rank: int, world_size: int) -> dict
         features=supervisor.rank_settings(rank),
         moved_rewards=tuple(supervisor.history.rewards.moved),
         reward_durations=rewarded.as_json() if rewarded is not None else None,
-        memory_plan=plan,
         cpus=config.rank_cpus[rank % len(config.rank_cpus)] if config.rank_cpus else (),
     )
     environment = settings.to_environment()
-    if plan.expandable_segments:
-        environment |= expandable_segments({**os.environ, **config.environment})
+    for feature in supervisor.features:
+        environment |= feature.rank_environment({**os.environ, **config.environment})
     if FLIGHT_RECORDER not in config.environment:
         environment[FLIGHT_RECORDER] = str(RECORDED_COLLECTIVES)
     return environment

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from grpo_run.cli.launching._log_files import LogFiles
-from grpo_run.cli.launching._ranks import build_agent, own_processes, rank_environment
+from grpo_run.cli.launching._ranks import build_agent, own_processes
 from grpo_run.cli.launching.command import LaunchCommand
 from grpo_run.cli.launching.identity import ChangedFiles
 from grpo_run.cli.launching.notifications import Notifier
@@ -162,7 +162,6 @@ def _supervise(
         config,
         directory,
         local_world_size=int(launch.elastic.nproc_per_node),
-        rank_environment=lambda *of_rank: {**marks, **rank_environment(*of_rank)},
         notify=terminal.notify,
         observe_exit=remaining.observe,
         follow_output=begin_attempt,
@@ -184,7 +183,7 @@ def _supervise(
         report=supervisor.report_terminated,
         interrupted=lambda: supervisor.stop.noted,
     )
-    agent = build_agent(launch, supervisor, helpers)
+    agent = build_agent(launch, supervisor, helpers, marks)
     server = announce(launch, directory, supervisor, terminal, listener)
     stops = StopRequests(lambda: supervisor.board, stop_by_signal)
     terminal.start(functools.partial(supervisor.status, complete=False))

@@ -21,7 +21,7 @@ from grpo_run.runtime.errors import ConfigError
 from grpo_run.runtime.memory.facts import MemoryFacts
 from grpo_run.runtime.planning.computation import Computation, computation_of
 from grpo_run.runtime.processes.starting import die_with_parent
-from grpo_run.runtime.rank.memory_plan.facts import collect_facts
+from grpo_run.runtime.rank.memory_facts import collect_facts
 from grpo_run.runtime.rank.trainer_facts import REPLICATED, TrainerFacts
 from grpo_run.runtime.upstream import unloaded
 

@@ -15,6 +15,7 @@ from grpo_run.runtime.planning.changes import ChangeOutcome
 from grpo_run.runtime.planning.job import NAMED_OPTIMIZERS
 from grpo_run.runtime.planning.prediction import Fit, PredictedPhase
 from grpo_run.runtime.planning.timeline import KINDS
+from grpo_run.runtime.upstream.trainer_kinds import TRAINERS
 
 _GIB = 1 << 30
 
@@ -136,7 +137,7 @@ def _print_preset(name: str, algorithm: str) -> None:
     preset = PRESETS[name]
     print(
         f"\nPreset {name}: prompts x completions {preset.prompts} x {preset.group}, accumulated"
-        f" {preset.accumulation} times.\n\n{'GRPOConfig' if algorithm == 'grpo' else 'RLOOConfig'}("
+        f" {preset.accumulation} times.\n\n{TRAINERS[algorithm].configuration}("
     )
     for setting, value in preset.settings.items():
         print(f"    {setting}={value},")

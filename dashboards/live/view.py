@@ -60,7 +60,7 @@ def view(status: RunStatus, checkpoints: Iterable[Mapping[str, Any]], now: float
         "last_event_at": history.wall.last,
         "snapshot_step": history.snapshot_step,
         "trouble": None if history.checkpoint_trouble is None else clean(history.checkpoint_trouble),
-        "memory_plan": history.memory.plan.text,
+        "facts": [f"{name.capitalize()}: {text}." for name, text in history.facts().items()],
         "masked": clean(history.masked.summary) if history.masked else "",
         "host_memory": _host_memory(status),
         "ranks": _ranks(status),

@@ -59,13 +59,7 @@ INCIDENT_CAUSES = (
 )
 """The causes a verdict can have. A member of `Cause` that no verdict uses yet is not exported."""
 
-DECIDED_ACTIONS = (
-    Action.restart,
-    Action.restart_from_earlier_checkpoint,
-    Action.restart_with_plan_change,
-    *shown("ACTIONS"),
-    Action.stop,
-)
+DECIDED_ACTIONS = (Action.restart, Action.restart_from_earlier_checkpoint, *shown("ACTIONS"), Action.stop)
 """The actions the supervisor can decide on, with those of features."""
 
 CAUSES = tuple(cause.value for cause in INCIDENT_CAUSES)

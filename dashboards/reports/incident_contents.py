@@ -117,7 +117,7 @@ class IncidentReport:
     is what the journal has of the incident. `resident` and `peak` are the current and highest memory of each
     rank in bytes, `phase_memory` what it has measured by phase (`RankMemory.as_json`). `timeline` is the
     content of `timeline.json`. `excluded` sums up the samples that the run has left out of the loss.
-    `memory_trace` has what `--memory-trace` has found in the run, as lines.
+    `notes` has what features have found in the run, as lines.
     """
 
     name: str
@@ -135,7 +135,7 @@ class IncidentReport:
     collectives: Mapping[int, tuple[CollectiveCall, ...]] = field(default_factory=dict)
     events: tuple[Mapping[str, Any], ...] = ()
     excluded: str = ""
-    memory_trace: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
 
 def find_incident(run: RunDirectory, wanted: str | None) -> Path:
@@ -150,8 +150,8 @@ def find_incident(run: RunDirectory, wanted: str | None) -> Path:
         if path.name[:4].isdigit() and path.is_dir()
     }
     if not folders:
-        found = run_reader(run).history().memory_trace.found
-        where = f"; `grpo-run status {run.path}` shows what its memory trace has found" if found else ""
+        found = run_reader(run).history().notes()
+        where = f"; `grpo-run status {run.path}` shows what was found in it" if found else ""
         raise RunDirectoryError(f"{run.path} has no incidents to report{where}")
     if wanted is None:
         return folders[max(folders)]
@@ -190,7 +190,7 @@ def read_report(run: RunDirectory, incident: Path) -> IncidentReport:
         collectives=read_collectives(incident / "collectives"),
         events=tuple(deque(_records(incident / "events.jsonl"), SHOWN_EVENTS)),
         excluded=history.masked.summary,
-        memory_trace=tuple(history.memory_trace.lines()),
+        notes=tuple(history.notes()),
     )
 
 

@@ -69,8 +69,8 @@ class RunReport:
 
     `wall_seconds` is the time by what it was spent on; its sum is the time from the first event to the last.
     `curves` are of the `train()` call with the number `curves_of_call`, and `marks` its faults; `phases` has
-    the seconds that phases and callbacks took in its steps, the longest first, and `growth` says which got
-    slower and slower. `omitted` is the number of earlier incidents that are not listed.
+    the seconds that phases and callbacks took in its steps, the longest first, and `growth` says which of
+    them got slower and slower. `omitted` is the number of earlier incidents that are not listed.
     """
 
     run_id: str
@@ -212,10 +212,10 @@ def _memory(ranks: Sequence[RankMemory | None]) -> tuple[RankPeak, ...]:
 
 
 def _memory_notes(history: History) -> tuple[str, ...]:
-    notes = [f"Memory plan: {history.memory.plan.text}"] if history.memory.plan.text else []
+    notes = [f"{name.capitalize()}: {text}" for name, text in history.facts().items()]
     if history.memory_restarts.count:
         notes.append(f"Restarts to free memory: {history.memory_restarts.count}")
-    return tuple(clean(note, MAX_SENTENCE) for note in (*notes, *history.memory_trace.lines()))
+    return tuple(clean(note, MAX_SENTENCE) for note in (*notes, *history.notes()))
 
 
 def _settings(recorded: Mapping[str, Any], history: History) -> dict[str, str]:

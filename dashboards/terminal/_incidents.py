@@ -24,7 +24,6 @@ MAX_FILE_CHARACTERS = 40
 ACTIONS = {
     "restart": "restart all ranks",
     "restart_from_earlier_checkpoint": "roll back",
-    "restart_with_plan_change": "restart all ranks with another memory plan",
     "stop": "stop the run",
     **shown("ACTIONS"),
 }

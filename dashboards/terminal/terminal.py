@@ -27,7 +27,6 @@ from grpo_run.dashboards.terminal._incidents import LABEL_WIDTH, fault_lines, in
 from grpo_run.dashboards.terminal._progress import progress_line
 from grpo_run.dashboards.terminal.background_output import BackgroundStream
 from grpo_run.runtime.history.history import History
-from grpo_run.runtime.history.memory_findings import FindingLines
 from grpo_run.runtime.history.recovery import Recovery
 from grpo_run.runtime.history.status import RunStatus
 from grpo_run.watchdog.text import counted, duration_text
@@ -130,7 +129,6 @@ class Terminal:
         self._unrecovered: list[Recovery] = []
         self._guard_lines: dict[str, int] = {}
         self._interval_shown = False
-        self._finding_lines = FindingLines()
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -143,7 +141,6 @@ class Terminal:
         history = status().history
         self._faults_at_start = self._faults_shown = len(history.recoveries)
         self._interval_shown = history.snapshot_interval is not None
-        self._finding_lines.skip(history.memory_trace)
         self._status = status
         if self._is_screen:
             self._live = Live(
@@ -164,8 +161,6 @@ class Terminal:
         if self._thread is not None:
             self._thread.join(2.0)
         self.show_faults()
-        if self._status is not None:
-            self._show_findings(self._status(), final=True)
         if self._live is not None:
             with contextlib.suppress(OSError, ValueError):
                 self._live.stop()
@@ -267,7 +262,6 @@ class Terminal:
             status = read_status()
             self.show_faults(status)
             self._show_interval(status.history)
-            self._show_findings(status)
             line = progress_line(status)
             if self._live is not None:
                 width = self._console.width
@@ -292,16 +286,6 @@ class Terminal:
                 f"a snapshot is taken in memory every {counted(steps, 'step')}: a fault repeats at most about"
                 f" {duration_text(steps * seconds)} of training"
             )
-
-    def _show_findings(self, status: RunStatus, *, final: bool = False) -> None:
-        """Print what the memory traces have found, each finding once in a run."""
-        ranks = [slot.rank for slot in status.slots if slot is not None]
-        with self._lock:
-            lines = self._finding_lines.new(
-                status.history.memory_trace, ranks=ranks, now=time.time(), final=final
-            )
-            for line in lines:
-                self._event(line)
 
     def show_faults(self, status: RunStatus | None = None, *, final: bool = False) -> None:
         """Print every fault once its action is decided, and every recovery once training continues.

@@ -3,7 +3,8 @@
 A folder has only the modules for which the feature has something, each named for where it is used:
 
     settings.py    its options (`SETTINGS`, a frozen dataclass), and what else its parts are told
-    events.py      its events in the journal, and what is replayed from them (`PART`, a `HistoryPart`)
+    events.py      its events in the journal, what is replayed from them, and what is shown of that (`PART`, a
+                   `HistoryPart`)
     supervisor.py  what it watches and answers in the supervisor (`PART`, which makes a `SupervisorFeature`)
     rank.py        what it does in a rank, at the points of `runtime/rank/points.py` (`PART`, a `RankFeature`)
     shown.py       words that metrics and terminal show: plain data
@@ -22,9 +23,23 @@ import importlib
 import importlib.util
 from types import ModuleType
 
-from grpo_run.runtime.features import learning_guards, phase_growth, quarantine, trackers
+from grpo_run.runtime.features import (
+    learning_guards,
+    memory_plan,
+    memory_trace,
+    phase_growth,
+    quarantine,
+    trackers,
+)
 
-FEATURES: tuple[ModuleType, ...] = (quarantine, trackers, phase_growth, learning_guards)
+FEATURES: tuple[ModuleType, ...] = (
+    memory_plan,
+    quarantine,
+    trackers,
+    phase_growth,
+    memory_trace,
+    learning_guards,
+)
 """All features, in the order in which they are asked."""
 
 

@@ -29,7 +29,6 @@ class AttemptFiles:
 
     Args:
         run: the run directory.
-        number: of the attempt.
     """
 
     def __init__(self, run: RunDirectory, number: int) -> None:

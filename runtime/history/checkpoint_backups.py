@@ -112,7 +112,6 @@ def has_last_copies(folder: Path, run_id: str, directory: str) -> bool:
 
     Args:
         folder: of links in the run directory.
-        run_id: of the run.
         directory: the output directory.
     """
     return any(place.is_dir() and _missing(place, run_id, directory) for place in _places(folder, directory))

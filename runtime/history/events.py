@@ -343,7 +343,6 @@ class IncidentConfirmed(Event, kw_only=True, tag="incident"):
     signature: str | None = ""
     repeat_key: str | None = ""
     starting: bool | None = False
-    memory_plan: str | None = ""
     origin: str | None = None
     failed_reward: dict[str, Any] | None = None
     incident: str | None = None

@@ -7,8 +7,9 @@ does no I/O.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, ClassVar, TypeVar
 
 from grpo_run.runtime.errors import EXIT_FINISHED, EXIT_GAVE_UP, EXIT_STOPPED
@@ -48,7 +49,6 @@ from grpo_run.runtime.history.events import (
     TrainStarted,
     WarningGiven,
 )
-from grpo_run.runtime.history.memory_findings import AllocatorSnapshotSaved, MemoryFindings, MemoryFound
 from grpo_run.runtime.history.no_trainer_script import (
     NoTrainerScript,
     ScriptCheckpointSaved,
@@ -86,7 +86,6 @@ from grpo_run.runtime.history.sample_masking import (
 from grpo_run.runtime.history.totals import CheckpointTotals, RankTotals
 from grpo_run.runtime.history.train_calls import KnownCall, TrainCalls
 from grpo_run.runtime.history.wall_states import WallState, WallStates
-from grpo_run.runtime.memory.plan import MemoryPlanGiven, MemoryRecord, PlanChanged
 from grpo_run.watchdog.observation import Phase, PhaseKey
 from grpo_run.watchdog.stalls.durations import Durations
 
@@ -110,6 +109,14 @@ class HistoryPart:
     def as_json(self) -> dict[str, Any]:
         """Return fields of the object that `grpo-run status --json` prints."""
         return {}
+
+    def facts(self) -> Mapping[str, str]:
+        """Return what is in effect, by name, for `grpo-run status`, reports and pages; "" for nothing."""
+        return {}
+
+    def notes(self) -> Sequence[str]:
+        """Return lines for `grpo-run status` and reports."""
+        return ()
 
     def pace(self) -> Sequence[str]:
         """Return sentences on the pace of the run, for `grpo-run status` and the report."""
@@ -189,11 +196,7 @@ class History:
     """What the script trains by itself, with no Trainer and no loop."""
     rewards: RewardRecord = field(default_factory=RewardRecord)
     """The run's reward functions."""
-    memory: MemoryRecord = field(default_factory=MemoryRecord)
-    """What has been changed so that the run needs less memory."""
     memory_restarts: MemoryRestarts = field(default_factory=MemoryRestarts)
-    memory_trace: MemoryFindings = field(default_factory=MemoryFindings)
-    """What `--memory-trace` has found."""
     resume_mismatches: int = 0
     """How often an attempt repeated or left out work that the run has a checkpoint of."""
     ranks: RankTotals = field(default_factory=RankTotals)
@@ -209,9 +212,9 @@ class History:
     """Whether the present attempt began before `checkpoint`, which is damaged, set aside or unwanted then."""
 
     @classmethod
-    def of(cls, events: Iterable[Event]) -> History:
+    def of(cls, events: Iterable[Event], parts: Iterable[HistoryPart] = ()) -> History:
         """Replay a whole journal."""
-        history = cls()
+        history = cls(parts=tuple(parts))
         for event in events:
             history.apply(event)
         return history
@@ -305,14 +308,6 @@ class History:
                 self.memory_restarts.short += 1
             case MemoryRestart():
                 self.memory_restarts.apply_restart(event)
-            case PlanChanged():
-                self.memory.apply(event)
-            case MemoryPlanGiven():
-                self.memory.apply_given(event)
-            case MemoryFound():
-                self.memory_trace.apply_found(event)
-            case AllocatorSnapshotSaved():
-                self.memory_trace.apply_snapshot(event)
             case SampleMasked() | GroupMasked() | NanReadAsNone() | RewardsRepeated():
                 self.masked.apply(event)
             case RewardMoved() | RewardFailed() | RewardCalls() | RewardWorkerReplaced():
@@ -325,8 +320,7 @@ class History:
     @property
     def decoder(self) -> EventDecoder:
         """Reads the events that this history is made of."""
-        own = [kind for part in self.parts for kind in part.EVENTS]
-        return EventDecoder((*EVENTS, *own)) if own else DECODER
+        return _decoder(tuple(kind for part in self.parts for kind in part.EVENTS))
 
     def part(self, kind: type[AnyPart]) -> AnyPart:
         """Return what a feature has replayed.
@@ -338,6 +332,14 @@ class History:
             if isinstance(part, kind):
                 return part
         raise LookupError(kind.__name__)
+
+    def facts(self) -> dict[str, str]:
+        """Return what features have in effect, by name."""
+        return {name: text for part in self.parts for name, text in part.facts().items() if text}
+
+    def notes(self) -> list[str]:
+        """Return what features have found, as lines."""
+        return [note for part in self.parts for note in part.notes()]
 
     def _run_started(self, event: RunStarted) -> None:
         self.run_id = event.run or self.run_id
@@ -529,9 +531,14 @@ EVENTS: tuple[type[Event], ...] = (
     SnapshotInterval, CheckpointStaged, CheckpointPublished, CheckpointFailed, CheckpointRejected, ModelSaved,
     IncidentConfirmed, ActionChosen,
     TrainsWithoutTrainer, StateSaved, ScriptCheckpointSaved,
-    MemoryShort, MemoryRestart, PlanChanged, MemoryPlanGiven, MemoryFound, AllocatorSnapshotSaved,
+    MemoryShort, MemoryRestart,
     SampleMasked, GroupMasked, NanReadAsNone, RewardsRepeated,
     RewardMoved, RewardFailed, RewardCalls, RewardWorkerReplaced,
 )  # fmt: skip
 """All events that a reader of a run takes as such; others are for people, and for one reader each."""
 DECODER = EventDecoder(EVENTS)
+
+
+@lru_cache(maxsize=4)
+def _decoder(own: tuple[type[Event], ...]) -> EventDecoder:
+    return EventDecoder((*EVENTS, *own)) if own else DECODER

@@ -147,7 +147,6 @@ class JournalReader:
     is not read.
 
     Args:
-        path: of the journal.
         decoder: of the events that are read as such.
     """
 

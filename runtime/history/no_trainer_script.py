@@ -149,7 +149,6 @@ def summarize(own: NoTrainerScript, state: str, exit_code: int | None, *, restar
     """Return one sentence or two on a run that has taken no step of a Trainer or of the loop.
 
     Args:
-        state: of the run.
         exit_code: with which it ends, or has ended; None while it is live.
         restarts: how often the script was restarted.
         now: seconds since the epoch.

@@ -1,9 +1,8 @@
 """Plain data of a run's faults: recoveries, checkpoints and decisions.
 
-A decision is an action and its reason, made by `runtime/supervisor/policy.py`,
-`runtime/supervisor/memory/policy.py` or a feature. Replayed from the journal by `history.py`; read by the
-policies, status, metrics and reports. Also counts faults that are the same exception of the script at
-whatever step.
+A decision is an action and its reason, made by `runtime/supervisor/policy.py` or a feature. Replayed from the
+journal by `history.py`; read by the policies, status, metrics and reports. Also counts faults that are the
+same exception of the script at whatever step.
 """
 
 from __future__ import annotations
@@ -59,7 +58,7 @@ class Recovery:
     gave_up: bool = False
     """The run was given up at it."""
     patient: bool = False
-    """It is tried again for minutes, and does not count against the restart budget."""
+    """It does not count against the restart budget."""
     also_failed: tuple[int, ...] = ()
     """Further ranks that failed by themselves."""
     guard: str | None = None
@@ -70,8 +69,6 @@ class Recovery:
     """The first step that uses fresh sampling seeds; None for an exact repetition."""
     rolled_back: bool = False
     """The checkpoints from `before_step` on have been set aside."""
-    memory_plan: str = ""
-    """The memory plan in which it happened, as text."""
     repeat_key: str = ""
     """What an exception of the script is recognized by at any step, see `Verdict`; empty for other faults."""
     resuming: bool = False
@@ -81,8 +78,10 @@ class Recovery:
 
     @property
     def counts(self) -> bool:
-        """Whether it counts against the restart budget; others are bounded by time or fallback steps."""
-        return not self.patient and self.action != Action.restart_with_plan_change
+        """Whether it counts against the restart budget; others are bounded by time, or by what can still be
+        changed.
+        """
+        return not self.patient
 
     @classmethod
     def of(cls, event: IncidentConfirmed, train_call: int, *, resuming: bool = False) -> Recovery:
@@ -107,7 +106,6 @@ class Recovery:
             starting=bool(event.starting),
             also_failed=tuple(event.also_failed),
             guard=event.guard["guard"] if event.guard else None,
-            memory_plan=event.memory_plan or "",
             repeat_key=event.repeat_key or "",
             resuming=resuming,
             shortage=event.shortage or {},
@@ -162,7 +160,6 @@ class Action(str, Enum):
 
     restart = "restart"
     restart_from_earlier_checkpoint = "restart_from_earlier_checkpoint"
-    restart_with_plan_change = "restart_with_plan_change"
     stop = "stop"
 
     def __str__(self) -> str:

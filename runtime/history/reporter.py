@@ -23,7 +23,6 @@ class LiveHistory:
 
     Args:
         path: the journal; events that earlier supervisors and ranks have written are replayed.
-        run_id: of the run.
         log: called with each event from now on, after it was applied.
         parts: of the history, which features replay.
     """

@@ -14,7 +14,6 @@
       incidents/0001-signal/  verdict.json and evidence
       checkpoint_backups/     links to checkpoints, while the script starts
       memory_facts.json       what decides how the last `train()` call could use less memory
-      memory_trace/           snapshots of the CUDA allocator, with `--memory-trace`
       completions/rank0.jsonl  the last completions of a rank, with `--log-completions`
 
 The supervisor owns the directory and holds the lock; commands that display a run only read. Checkpoints are
@@ -36,7 +35,6 @@ from typing import Any
 
 from grpo_run.runtime.errors import RunDirectoryError
 from grpo_run.runtime.files import NO_SPACE_ERRNOS, lock_file, sees_lock, show_lock, write_json
-from grpo_run.runtime.history import memory_findings
 from grpo_run.runtime.memory import files
 from grpo_run.runtime.processes.identity import ProcessIdentity, own_identity
 from grpo_run.watchdog.json_values import from_json
@@ -268,8 +266,8 @@ OWN_NAMES = (
     "trace.json.gz",
     files.FILE_NAME,
     "plan_traces",
-    "memory_forecast",  # of earlier releases, whose runs are continued
-    memory_findings.FOLDER,
+    "memory_forecast",  # of earlier releases, whose runs are continued, as is the next
+    "memory_trace",
 )
 """What grpo-run writes into a run directory. `--run-dir` may name a directory with files of the user."""
 _NAMES = "|".join(map(re.escape, OWN_NAMES))

@@ -36,7 +36,6 @@ class RunStatus:
     """One reading of a run.
 
     Args:
-        run_id: of the run.
         state: of the lifecycle, or `unknown`.
         sentence: summary for the user.
         history: replayed from the journal.
@@ -123,10 +122,8 @@ class RunStatus:
             "warnings": history.warnings,
             "masked": history.masked.as_json(),
             "host_memory": _json_or_none(self.host_memory),
-            "memory_trace": history.memory_trace.as_json(),
-            **{name: value for part in history.parts for name, value in part.as_json().items()},
             "memory_restarts": history.memory_restarts.count,
-            "memory_plan": history.memory.plan.model_dump(exclude_defaults=True),
+            **{name: value for part in history.parts for name, value in part.as_json().items()},
         }
 
     def _waiting_as_json(self) -> dict[str, Any] | None:
@@ -183,8 +180,6 @@ def live_status(
 
     Args:
         run: its id; the state of its lifecycle; how it has ended, empty before.
-        history: of the run.
-        board: of the run.
         complete: as of `observe`.
         observed: further fields of the status.
     """
@@ -236,7 +231,6 @@ def read_late_ranks(board: Board, slots: Sequence[Slot | None]) -> tuple[LateRan
     """Return the ranks on a board that are regularly late in this attempt.
 
     Args:
-        board: of the run.
         slots: its readings, by local rank.
     """
     if len(slots) < 2 or not board.has_full_size:

@@ -21,7 +21,6 @@ def summarize(state: str, history: History, exit_code: int | None = None) -> str
 
     Args:
         state: of the lifecycle, or `unknown`.
-        history: of the run.
         exit_code: of a run that is about to end; that of the history if None.
     """
     if exit_code is None:

@@ -16,10 +16,8 @@ from typing import Annotated, Any, ClassVar, Protocol, TypeVar
 import pydantic
 
 from grpo_run.runtime.errors import ConfigError
-from grpo_run.runtime.launch._memory_plan_option import MEMORY_PLAN_HELP, parse_memory_plan
 from grpo_run.runtime.launch.injections import GRAMMAR, Injection, help_text, parse_all, parse_injection
 from grpo_run.runtime.launch.option import OptionGroup, option
-from grpo_run.runtime.memory.plan import MemoryPlan
 from grpo_run.watchdog.stalls.deadlines import DeadlineSettings
 
 InjectionText = Annotated[
@@ -278,25 +276,6 @@ class RunConfig:
         " step on all ranks; 0 for never",
     )  # fmt: skip
     """Optimizer steps after which it is considered whether freeing memory pays; 0 for never."""
-    allow_degrade: bool = option(
-        False, "--allow-degrade", group=OptionGroup.training,
-        help="after an out-of-memory error, shorten completions when no change of the memory plan is left"
-        " that keeps the update (default: end the run and propose it)",
-    )  # fmt: skip
-    """Whether the memory plan may change the experiment when nothing else is left."""
-    memory_plan: MemoryPlan = option(
-        MemoryPlan, "--memory-plan", group=OptionGroup.training, metavar="NAME[=VALUE],...",
-        read=parse_memory_plan,
-        help=f"use less memory for the same update: {', '.join(MEMORY_PLAN_HELP)} (default: what the script"
-        " has set, until a rank runs out of memory)",
-    )  # fmt: skip
-    """What is changed from the first attempt on so that less memory is needed."""
-    memory_trace: bool = option(
-        False, "--memory-trace", group=OptionGroup.training,
-        help="name what keeps memory that grows from step to step: the line that created it and the object"
-        " that holds it; steps take up to twice as long",
-    )  # fmt: skip
-    """Whether ranks trace what keeps their memory alive."""
     generation: dict[str, int | float] = field(default_factory=dict)
     """Fields of the script's GRPO or RLOO configuration that the run overrides."""
     log_completions: int = option(

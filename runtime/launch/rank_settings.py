@@ -16,7 +16,6 @@ from grpo_run.runtime.history.progress import PRIOR_FAILURE_SECONDS
 from grpo_run.runtime.history.rewards import MovedReward
 from grpo_run.runtime.history.train_calls import KnownCall
 from grpo_run.runtime.launch.config import RunConfig
-from grpo_run.runtime.memory.plan import MemoryPlan
 from grpo_run.runtime.snapshots.slot import SnapshotName
 
 VARIABLE = "GRPO_RUN_RANK"
@@ -66,8 +65,6 @@ class RankSettings(pydantic.BaseModel):
     """Reward functions that run in workers because they have hung."""
     reward_durations: dict[str, Any] | None = None
     """How long rewards took in earlier attempts, as JSON; None if that is not known."""
-    memory_plan: MemoryPlan = MemoryPlan()
-    """What is changed so that this attempt needs less memory."""
     cpus: tuple[int, ...] = ()
     """CPUs that the rank may use; empty for those that it inherits."""
 

@@ -1,13 +1,13 @@
 """The facts of a `train()` call that decide how it could use less memory, and what a split changes.
 
-The first rank of each node collects them when a call begins (`runtime/rank/memory_plan/facts.py`); the
+The first rank of each node collects them when a call begins (`runtime/rank/memory_facts.py`); the
 supervisor reads them after an out-of-memory error, when no rank is left to ask. Sizes are those that the
 script has set, whatever plan is in effect. `files.py` reads and writes the file.
 
 `split_refusals` says why smaller micro-batches would not give the same update. The sums of gradients are
 equal up to rounding if each micro-batch of a step has the same weight, or if the loss is divided by a
-number of the whole step. The fallback steps refuse a split where that does not hold;
-`tests/fault/test_memory_plans.py` trains each loss both ways. Plain data and pure functions. Reads TRL
+number of the whole step. A split is refused where that does not hold;
+a test trains each loss both ways. Plain data and pure functions. Reads TRL
 1.16.
 """
 
@@ -19,7 +19,6 @@ from typing import Literal
 
 import pydantic
 
-from grpo_run.runtime.memory.plan import MemoryPlan
 from grpo_run.runtime.upstream.trainer_kinds import TrainerKind
 
 Generator = Literal["", "transformers", "continuous_batching", "vllm_colocate", "vllm_server", "script"]
@@ -83,13 +82,11 @@ class MemoryFacts(pydantic.BaseModel):
     """Whether the script already keeps the optimizer's state in host memory."""
     deepspeed: bool = False
 
-    def divisor(self, plan: MemoryPlan) -> int:
-        """Return by what a plan divides the micro-batch: as much of its divisor as divides the size."""
-        return math.gcd(self.per_device_train_batch_size, plan.micro_batch_divisor)
-
-    def micro_batch(self, plan: MemoryPlan) -> int:
-        """Return the rows of a micro-batch on one rank with a plan."""
-        return self.per_device_train_batch_size // self.divisor(plan)
+    def divisor(self, most: int) -> int:
+        """Return by what a micro-batch is divided that is to be divided by `most`: as much of it as divides
+        the size.
+        """
+        return math.gcd(self.per_device_train_batch_size, most)
 
     @property
     def has_ragged_batch(self) -> bool:

@@ -14,9 +14,9 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from datetime import timedelta
 from enum import Enum
+from pathlib import Path
 from typing import Any, Protocol
 
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
@@ -59,8 +59,12 @@ class AttemptController(Protocol):
     The agent calls every method in the main thread.
     """
 
-    def attempt_starting(self, workers: Sequence[Worker], group_rank: int) -> Mapping[int, RankSpec]:
-        """Prepare a new attempt before any rank of it is started. Returns one `RankSpec` per global rank."""
+    def attempt_starting(self, workers: Sequence[Worker], group_rank: int) -> Mapping[tuple[int, int], Path]:
+        """Prepare a new attempt before any rank of it is started.
+
+        Returns the files that the ranks print to, by global rank and descriptor: 1, and 2 where that has one
+        of its own.
+        """
 
     def attempt_started(self, ranks: RankGroup) -> None:
         """All local ranks are running."""
@@ -106,7 +110,8 @@ class Agent(LocalElasticAgent):
         spec: torch elastic's specification of the workers.
         controller: decides what follows from the exits of ranks.
         entry: `module:function` that each rank runs.
-        environment: what ranks inherit; torchrun's and the controller's variables are added to it.
+        environment: what ranks inherit; torchrun's and our variables are added to it.
+        variables: returns ours for a rank of the attempt that starts, from its rank and the number of ranks.
         preloaded: returns whether the ranks of the next attempt are forked from the warm interpreter.
         elastic: several nodes may join; check for membership changes.
         helpers: the processes that ranks start.
@@ -119,6 +124,7 @@ class Agent(LocalElasticAgent):
         controller: AttemptController,
         entry: str,
         environment: dict[str, str],
+        variables: Callable[[int, int], Mapping[str, str]],
         preloaded: Callable[[], bool],
         elastic: bool,
         helpers: Helpers,
@@ -127,6 +133,7 @@ class Agent(LocalElasticAgent):
         self._controller = controller
         self._entry = entry
         self._environment = environment
+        self._variables = variables
         self._preloaded = preloaded
         self._elastic = elastic
         self._helpers = helpers
@@ -165,11 +172,13 @@ class Agent(LocalElasticAgent):
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         assert worker_group.group_rank is not None
-        starts = self._controller.attempt_starting(worker_group.workers, worker_group.group_rank)
+        files = self._controller.attempt_starting(worker_group.workers, worker_group.group_rank)
         specs = [
-            replace(
-                starts[worker.global_rank],
-                environment=self._rank_environment(worker_group, worker, starts[worker.global_rank]),
+            RankSpec(
+                rank=worker.global_rank,
+                environment=self._rank_environment(worker_group, worker, files[worker.global_rank, 1]),
+                log=files[worker.global_rank, 1],
+                errors=files.get((worker.global_rank, 2)),
             )
             for worker in worker_group.workers
         ]
@@ -178,8 +187,8 @@ class Agent(LocalElasticAgent):
         self._controller.attempt_started(self._ranks)
         return self._ranks.pids
 
-    def _rank_environment(self, worker_group: WorkerGroup, worker: Worker, start: RankSpec) -> dict[str, str]:
-        """Return the environment that torchrun would give this rank, and the controller's variables."""
+    def _rank_environment(self, worker_group: WorkerGroup, worker: Worker, log: Path) -> dict[str, str]:
+        """Return the environment that torchrun would give this rank, and our variables."""
         spec = worker_group.spec
         environment = dict(self._environment)
         environment.update(
@@ -198,12 +207,12 @@ class Agent(LocalElasticAgent):
                 "TORCHELASTIC_MAX_RESTARTS": str(spec.max_restarts),
                 "TORCHELASTIC_RUN_ID": spec.rdzv_handler.get_run_id(),
                 "TORCHELASTIC_USE_AGENT_STORE": "True",
-                "TORCHELASTIC_ERROR_FILE": str(start.log.with_suffix(".torchelastic.json")),
+                "TORCHELASTIC_ERROR_FILE": str(log.with_suffix(".torchelastic.json")),
             }
         )
         environment.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1")
         self._set_local_rank_env(environment, worker.local_rank, spec)  # type: ignore[arg-type]
-        environment.update(start.environment)
+        environment.update(self._variables(worker.global_rank, worker.world_size))
         return environment
 
     def _stop_workers(self, worker_group: WorkerGroup) -> None:

@@ -41,7 +41,7 @@ class RankSpec:
 
     Args:
         rank: global rank.
-        environment: its variables; the agent adds those of torchrun.
+        environment: its variables.
         log: receives stdout.
         errors: receives stderr; None for the same file.
     """

@@ -1,9 +1,9 @@
 """The points at which features take part in a rank.
 
 In this order: `script_begins` before the script's first line, called by `hooks/attach.py`; for each trainer
-that generates, `rollouts` once before training; `call` for each call, once before training. What `rollouts`
-adds is called around every rollout by `hooks/_rollout_hooks.py`, which has the order of all calls, and what
-`call` adds at each step by `step/events.py`. Plain data, and methods that do nothing.
+`check_trainer`, and `rollouts` once before training; `call` for each call, once before training. What
+`rollouts` adds is called around every rollout by `hooks/_rollout_hooks.py`, which has the order of all calls,
+and what `call` adds at each step by `step/events.py`. Plain data, and methods that do nothing.
 """
 
 from __future__ import annotations
@@ -46,6 +46,7 @@ class CallPoints:
             unless it is compiled.
         logged: called with the known numbers that the script logs of a step of a loop.
         step_ends: called when the optimizer has taken a step, before the ranks vote on it.
+        votes_begin: called when the ranks have begun to vote on a step, for what may take longer.
         optimized: whether an optimizer has taken a step in the loop's step that ends.
         alarm: set by a feature at the end of a step to end the attempt: the ranks agree on it in the vote
             of the step, and all leave before the next optimizer step and before any save.
@@ -60,6 +61,7 @@ class CallPoints:
     forward_passes: list[Callable[[Mapping[str, Any]], None]] = field(default_factory=list)
     logged: list[Callable[[Mapping[str, float]], None]] = field(default_factory=list)
     step_ends: list[Step] = field(default_factory=list)
+    votes_begin: list[Step] = field(default_factory=list)
     optimized: bool = True
     alarm: Alarm | None = None
     states: list[HasState] = field(default_factory=list)
@@ -88,10 +90,12 @@ class RolloutPoints:
     Attributes:
         inputs: called around everything that is done for a rollout; they get the rows of the data set, and
             may pass on others.
+        turns: called around each turn of generation, inside the caps.
         leaving: why rows are left out of baseline and loss. The words are labels in the metrics.
     """
 
     inputs: list[Handler] = field(default_factory=list)
+    turns: list[Handler] = field(default_factory=list)
     leaving: list[RowReasons] = field(default_factory=list)
 
     def row_reasons(self) -> Sequence[str] | None:
@@ -108,6 +112,13 @@ class RankFeature:
 
     def script_begins(self, session: Session) -> None:
         """Watch what the script imports. Neither torch nor transformers may be imported yet."""
+
+    def check_trainer(self, session: Session, trainer: Any) -> None:
+        """Check a trainer that is about to train, or that the script asks to check.
+
+        Raises:
+            ConfigError: a setting of the feature is not in effect.
+        """
 
     def rollouts(self, trainer: Any, session: Session, train_call: int, points: RolloutPoints) -> None:
         """Add to the rollouts of a trainer that is about to train.

@@ -16,15 +16,13 @@ import threading
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import wrapt
 
 from grpo_run.runtime.board.board import Board
-from grpo_run.runtime.history import memory_findings
 from grpo_run.runtime.history.events import WarningGiven
 from grpo_run.runtime.history.journal import Journal
-from grpo_run.runtime.history.memory_findings import AllocatorSnapshotSaved, MemoryFound
 from grpo_run.runtime.history.run_directory import RunDirectory
 from grpo_run.runtime.launch.config import RunConfig
 from grpo_run.runtime.launch.imported_files import ImportedFiles
@@ -38,13 +36,9 @@ from grpo_run.runtime.rank.memory.phases import PhaseAccounting, ResidentMemory
 from grpo_run.runtime.rank.unseen_collectives import log_backward_passes
 from grpo_run.runtime.rank.vote import VoteGroup, connect_transport
 from grpo_run.runtime.rank.worker_server import serve_thread_reports, start_worker_server
-from grpo_run.runtime.snapshots.headroom import memory_headroom
 from grpo_run.runtime.upstream import torch_names
 from grpo_run.watchdog.evidence.stack_capture import STACK_SIGNAL
 from grpo_run.watchdog.observation import Phase, RankState
-
-if TYPE_CHECKING:
-    from grpo_run.runtime.rank.memory_trace.tracer import MemoryTrace
 
 CONNECT_SECONDS = 300.0
 """Time limit for all ranks to connect to the vote group."""
@@ -97,8 +91,6 @@ class Session:
         self.reward_seconds: defaultdict[str, float] = defaultdict(float)
         """How long each reward function has taken so far."""
         self._automatic_collection = AutomaticCollection()
-        self.memory_trace: MemoryTrace | None = None
-        """Under `--memory-trace`."""
         self.injector: Injector | None = None
         self.own_steps = 0
         """Optimizer steps that the script has taken by itself, with no Trainer and no loop."""
@@ -134,8 +126,6 @@ class Session:
         os.register_at_fork(after_in_child=self._leave_rank)
         start_heartbeat(self.slot, HEARTBEAT_SECONDS, also=self._automatic_collection.beat)
         self.slot.on_change = self._phase_changes
-        if self.config.memory_trace:
-            self._trace_memory()
         wrapt.register_post_import_hook(self.device_memory.connect, "torch.cuda.memory")
         wrapt.register_post_import_hook(self.device_memory.connect_accelerator, "torch.accelerator.memory")
         wrapt.register_post_import_hook(self._log_collectives, "torch.distributed.distributed_c10d")
@@ -198,8 +188,6 @@ class Session:
         self.record_left_loop()
         self.script_ended = True
         self.record_imports()
-        if self.memory_trace is not None:
-            self.memory_trace.history.script_ended()
 
     def script_raised(self) -> None:
         """Note that an exception ends the script. A loop that it has left counts as in progress."""
@@ -249,54 +237,11 @@ class Session:
         for changes in self.on_phase_change:
             changes()
         self.accounting.changed(ended)
-        if self.memory_trace is not None:
-            self.memory_trace.history.begin()  # memory may run out in the first step
         if self.config.cleanup_every:
             self._automatic_collection.changed(begun)
 
-    def _trace_memory(self) -> None:
-        from grpo_run.runtime.rank.memory_trace.allocator_history import AllocatorHistory
-        from grpo_run.runtime.rank.memory_trace.tracer import trace_memory
-        from grpo_run.runtime.upstream.memory_names import CudaAllocator
-
-        folder = self.config.run_directory / memory_findings.FOLDER
-        self.memory_trace = trace_memory(
-            lambda **fields: self.journal.write(
-                MemoryFound(rank=self.rank, step=self.slot.step, world_size=self.world_size, **fields)
-            ),
-            lambda: None if self.slot.state is RankState.training else self.own_steps or None,
-            history=AllocatorHistory(
-                CudaAllocator(),
-                folder,
-                self.rank,
-                saved=lambda path, reason, size, entries: self.journal.write(
-                    AllocatorSnapshotSaved(
-                        rank=self.rank,
-                        step=self.slot.step or self.own_steps,
-                        path=f"{folder.name}/{path.name}",
-                        reason=reason,
-                        bytes=size,
-                        entries=entries,
-                    )
-                ),
-                warn=self.warn_in_journal,
-            ),
-            warn=self.warn if self.is_main else self.warn_in_journal,
-            free_bytes=self._free_bytes,
-        )
-
-    def _free_bytes(self, device: str) -> int:
-        """Return how much memory of a type of device this rank may still take; 0 if that is not known."""
-        if device != "cpu":
-            usable = self.device_memory.usable_bytes()
-            return max(0, usable - self.device_memory.sizes()[0])
-        limits = memory_headroom()
-        return min((one.free_bytes for one in limits), default=0) // self.local_world_size
-
     def _leave_rank(self) -> None:
         """In a process that was just forked from the rank: let nothing of it act for the rank."""
-        if self.memory_trace is not None:
-            self.memory_trace.end()
         self.slot.detach()
         self._automatic_collection.restore()
         for group in self._vote_groups:

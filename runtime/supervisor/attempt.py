@@ -22,7 +22,6 @@ from grpo_run.runtime.history.progress import Commit, newest_commit
 from grpo_run.runtime.history.run_directory import RunDirectory
 from grpo_run.runtime.launch.config import Output
 from grpo_run.runtime.processes.ranks import RankGroup
-from grpo_run.runtime.supervisor.memory.policy import MemoryGrowth
 from grpo_run.watchdog.diagnosis.exits import end_text
 from grpo_run.watchdog.evidence.timeline import PhaseTimeline
 from grpo_run.watchdog.memory.error_patterns import OUTPUT_BYTES, needs_output, reported_in
@@ -35,7 +34,6 @@ class Exits:
     """Exits of one attempt, in the order in which they were observed.
 
     Args:
-        files: of the attempt.
         warn: receives (rank, text) for a rank that crashed after its script had completed, or left it with
             code 0.
     """
@@ -136,7 +134,6 @@ class Attempt:
         self.world_size = world_size
         self.exits = Exits(self.files, warn)
         self.timeline = PhaseTimeline()
-        self.growth = MemoryGrowth()
         self.retries = RetryWatch()
         self._has_devices = True
         """Of the ranks' memory on devices."""
@@ -202,7 +199,6 @@ class Attempt:
         if position <= max(known, (commit.train_call, commit.resumed_step)):
             return None  # the next call of the script may have a lower number in the run
         self.committed = position
-        self.growth.committed(lambda: self.read_memory(board))
         self._watch_retries(board)
         return commit
 

@@ -25,10 +25,8 @@ from grpo_run.runtime.history.rewards import FAILURES_TO_MOVE, RewardMoved
 from grpo_run.runtime.history.run_directory import RunDirectory
 from grpo_run.runtime.launch.config import RunConfig
 from grpo_run.runtime.supervisor.incident import IncidentContext, OpenIncident, gather, tell_ranks
-from grpo_run.runtime.supervisor.memory.policy import MemoryDecision
 from grpo_run.runtime.supervisor.points import Answer, Fault, SupervisorFeature
 from grpo_run.runtime.supervisor.policy import decide, has_finished
-from grpo_run.runtime.supervisor.run_memory import RunMemory, signature_with_plan
 from grpo_run.runtime.supervisor.setting_aside import can_go_back
 from grpo_run.runtime.supervisor.stop_means import stop_code
 from grpo_run.watchdog.diagnosis.fault import Evidence, diagnose
@@ -62,7 +60,6 @@ class FaultHandler:
     Args:
         config: of the run; the restart budget, and the ranks whose output the terminal shows.
         run: the run directory.
-        lifecycle: of the run.
         reporter: for events and messages.
         history: contains each event as soon as it is written.
         features: are asked for an answer, in this order.
@@ -84,13 +81,11 @@ class FaultHandler:
         self._reporter = reporter
         self._history = history
         self._features = features
-        self._memory = RunMemory(config, run, history, reporter)
 
     def begin_attempt(self) -> None:
-        """Prepare what depends on the last fault: that of features, and the GPUs' memory."""
+        """Let features prepare what depends on the last fault."""
         for feature in self._features:
             feature.begin_attempt()
-        self._memory.begin_attempt()
 
     def handle(
         self,
@@ -122,7 +117,6 @@ class FaultHandler:
             self._lifecycle.fire(RunEvent.fault)
         self._lifecycle.fire(RunEvent.evidence_written)
         usage = _usage_error(incident.evidence.failed)
-        memory = None if stopping else self._decide_memory(context, verdict)
         answer = self._answer(context, incident.evidence, verdict)
         decision = decide(
             self._history,
@@ -131,13 +125,13 @@ class FaultHandler:
             stopping=stopping,
             can_go_back=self._can_go_back(answer),
             answer=answer.decision if answer is not None else None,
+            at_once=answer is not None and answer.at_once,
             starts_over=self._config.may_start_over,
             wrong_settings=usage is not None,
-            out_of_memory=memory.decision if memory is not None else None,
         )
         if usage is None:
             self._show_traceback(verdict, restart=decision.restarts, stopping=stopping)
-        self._act(verdict, decision, memory, answer)
+        self._act(verdict, decision, answer)
         tell_ranks(context, verdict)
         return self._resolve(verdict, decision, usage=usage, stopping=stopping)
 
@@ -151,14 +145,16 @@ class FaultHandler:
         """Return what the first feature offers that has an answer; None if none has."""
         _, also_failed = evidence.other_failures(verdict)
         fault = Fault(
-            verdict=verdict, failed_ranks=(*verdict.culprits, *also_failed), files=context.attempt.files
+            verdict=verdict,
+            failed_ranks=(*verdict.culprits, *also_failed),
+            files=context.attempt.files,
+            on_several_nodes=context.attempt.on_several_nodes,
+            read_memory=context.read_memory,
         )
         answers = [feature.answer(fault) for feature in self._features]
         return next((one for one in answers if one is not None), None)
 
-    def _act(
-        self, verdict: Verdict, decision: Decision, memory: MemoryDecision | None, answer: Answer | None
-    ) -> None:
+    def _act(self, verdict: Verdict, decision: Decision, answer: Answer | None) -> None:
         """Write a decision to the journal, and what it changes for the next attempt."""
         self._reporter.write(
             ActionChosen(
@@ -170,8 +166,6 @@ class FaultHandler:
                 fresh_from=decision.fresh_from,
             )
         )
-        if memory is not None and memory.change is not None and decision is memory.decision:
-            self._memory.change(memory.change)
         self._reporter.write(AttemptEnded(cause=str(verdict.cause), action=str(decision.action)))
         if decision.restarts:
             self._move_reward()
@@ -194,15 +188,6 @@ class FaultHandler:
         sentence = f"{as_sentence(said)} Gave up: {as_sentence(decision.reason)}"
         advice = verdict.advice if verdict.shortage is not None else ()
         return Resolution(sentence=" ".join((sentence, *advice)))
-
-    def _decide_memory(self, context: IncidentContext, verdict: Verdict) -> MemoryDecision | None:
-        attempt, rank = context.attempt, verdict.culprit
-        now = context.read_memory().get(rank) if rank is not None else None
-        return self._memory.decide(
-            verdict,
-            several_nodes=attempt.on_several_nodes,
-            grown_bytes=attempt.growth.grown_bytes(rank, now) if rank is not None else 0,
-        )
 
     def _can_go_back(self, answer: Answer | None) -> bool:
         before = answer.decision.before_step if answer is not None else None
@@ -265,7 +250,6 @@ class FaultHandler:
         error = next((one.error for one in incident.evidence.failed if one.rank == verdict.culprit), None)
         hung = incident.evidence.deadlock is not None or incident.evidence.stall is not None
         failed_at = began_at if hung or error is None else error.wall_time
-        plan = self._history.memory.plan
         lost_connection, also_failed = incident.evidence.other_failures(verdict)
         train_calls = [slot.train_call for slot in slots.values() if slot is not None]
         self._reporter.write(
@@ -279,10 +263,9 @@ class FaultHandler:
                 lost_connection=lost_connection,
                 also_failed=also_failed,
                 sentence=verdict.sentence,
-                signature=signature_with_plan(verdict, plan),
+                signature=verdict.signature,
                 repeat_key=verdict.repeat_key,
                 starting=verdict.starting,
-                memory_plan=plan.text,
                 origin=str(verdict.origin),
                 failed_reward=to_json(verdict.failed_reward) if verdict.failed_reward is not None else None,
                 incident=str(folder),

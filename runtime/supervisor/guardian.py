@@ -99,9 +99,7 @@ class Guardian:
     """The supervisor's side of its guardian.
 
     Args:
-        journal: of the run.
         host_memory: the file with the last sample of host memory.
-        run_id: of the run.
         tokens: values of the token variable in the environments of this supervisor's ranks.
         keep: patterns of `--keep`.
     """

@@ -38,7 +38,6 @@ class HangMonitor:
     """Reports what the detector observes.
 
     Args:
-        detector: of the run.
         lifecycle: receives `suspicion` and `cleared`.
         reporter: for events and warnings.
         history: contains the phase durations of earlier attempts.
@@ -62,7 +61,6 @@ class HangMonitor:
 
         Args:
             attempt: that has started.
-            board: of the run.
             pids: process ids by rank.
         """
         self._suspicion = None
@@ -135,13 +133,6 @@ class HangMonitor:
             return None  # as for phases: a legitimate pause costs one recovery
         durations.record_end(stall.key, stall.waited_seconds)
         return HangFinding(stall=stall, began_at_seconds=now - stall.waited_seconds)
-
-    @property
-    def due_at(self) -> float:
-        """When `poll` should be called again at the latest, in monotonic seconds; see
-        `HangDetector.due_at`.
-        """
-        return self.detector.due_at
 
     def write_phase_durations(self) -> None:
         """Write how long phases take, from which later attempts derive their deadlines."""

@@ -107,7 +107,6 @@ class MemoryRelief:
 
         Args:
             sample: in which every rank has its memory.
-            attempt: of the ranks.
             may_restart: whether the ranks would agree on a step and save.
         """
         loads = attempt.committed == (0, 0)
@@ -237,7 +236,6 @@ class HostWatch:
 
     Args:
         run: its directory, which receives the last sample.
-        config: of the run.
         drains: writes the run's snapshots in memory to disk; None if there are none.
         stop: of the run; no ranks are started again once it is requested.
     """

@@ -53,7 +53,6 @@ class IncidentContext:
     Args:
         attempt: in which it happened; its exits grow while evidence is gathered.
         ranks: processes on this node.
-        board: of the run.
         detector: of hangs.
         best_position: the furthest (train call, step) that the run has committed in any attempt.
         finding: a hang; None when ranks exited or did not stop in time.

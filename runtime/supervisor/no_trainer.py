@@ -69,7 +69,6 @@ class NoTrainerWatch:
         injections: injected faults of the run.
         lifecycle: is `running` once the script trains.
         reporter: for events and messages.
-        history: of the run.
     """
 
     def __init__(

@@ -1,14 +1,15 @@
 """The points at which features take part in the supervisor.
 
-In this order: when an attempt is prepared, `begin_attempt`, then `rank_settings` for each rank; after a
-fault, once its verdict is known, `answer`. Features are asked in the order of
+In this order: when an attempt is prepared, `begin_attempt`, then `rank_config`, `rank_environment` and
+`rank_settings` for each rank; while ranks run, `poll`, and `committed` after steps; after a fault, once its
+verdict is known, `answer`; when the run has ended, `end`. Features are asked in the order of
 `runtime.features.FEATURES`, and the first answer counts. `supervisor.py` and `faults.py` call them. Plain
 data, and methods that do nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -17,6 +18,8 @@ from grpo_run.runtime.history.history import History
 from grpo_run.runtime.history.recovery import Decision
 from grpo_run.runtime.history.reporter import Reporter
 from grpo_run.runtime.history.run_directory import RunDirectory
+from grpo_run.runtime.launch.config import RunConfig
+from grpo_run.watchdog.memory.phase_memory import RankMemory
 from grpo_run.watchdog.verdict import Verdict
 
 
@@ -28,24 +31,32 @@ class Fault:
         verdict: what has happened.
         failed_ranks: the culprits, and ranks that failed by themselves besides them.
         files: of the attempt that has failed.
+        on_several_nodes: other nodes have ranks too.
+        read_memory: returns what the local ranks have measured of their memory.
     """
 
     verdict: Verdict
     failed_ranks: tuple[int, ...]
     files: AttemptFiles
+    on_several_nodes: bool = False
+    read_memory: Callable[[], Mapping[int, RankMemory]] = dict
 
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """What a feature offers after an alarm of its own, or against a failure that a restart would only repeat.
+    """What a feature decides on a fault, or offers after its alarm, or against a fault that a restart
+    would only repeat.
 
     Attributes:
         decision: taken after an alarm, or in place of giving the run up, if the budget allows a restart.
         act: called once the decision is in the journal, before the next attempt.
+        at_once: the decision is taken, whatever the policy would decide, unless a stop was requested or the
+            settings are wrong.
     """
 
     decision: Decision
     act: Callable[[], None] = lambda: None
+    at_once: bool = False
 
 
 class SupervisorFeature:
@@ -59,9 +70,34 @@ class SupervisorFeature:
     def begin_attempt(self) -> None:
         """Prepare an attempt."""
 
+    def rank_config(self, config: RunConfig) -> RunConfig:
+        """Return the configuration that ranks get."""
+        return config
+
+    def rank_environment(self, environment: Mapping[str, str]) -> dict[str, str]:
+        """Return further variables of the ranks.
+
+        Args:
+            environment: theirs without these.
+        """
+        return {}
+
     def rank_settings(self, rank: int, files: AttemptFiles) -> dict[str, Any] | None:
         """Return the JSON values that the feature's part in a rank gets; None for nothing."""
         return None
+
+    def committed(self, read_memory: Callable[[], Mapping[int, RankMemory]]) -> None:
+        """All ranks have committed a step, or several.
+
+        Args:
+            read_memory: returns what the local ranks have measured of their memory so far.
+        """
+
+    def poll(self) -> None:
+        """Several times a second while ranks run. What they have written to the journal is in the history."""
+
+    def end(self) -> None:
+        """The run has ended."""
 
     def answer(self, fault: Fault) -> Answer | None:
         """Return what can be done against a fault, which the history contains as its last recovery.
@@ -71,5 +107,5 @@ class SupervisorFeature:
         return None
 
 
-FeatureFactory = Callable[[RunDirectory, History, Reporter], SupervisorFeature]
+FeatureFactory = Callable[[RunConfig, RunDirectory, History, Reporter], SupervisorFeature]
 """Makes a feature's part for one run. Raises `RunDirectoryError` for a file of the user that is not valid."""

@@ -1,10 +1,10 @@
 """Where a run is given up: after a fault (`decide`), and when its scripts have ended (`why_not_finished`).
 Pure.
 
-Every fault is decided here. Out of GPU memory, `runtime/supervisor/memory/policy.py` answers first, because
-the memory plan may be changed; its answer is passed to `decide`. Ends for other reasons are no decision
-about a fault: a stop (`stop.py`), an agent that cannot continue, and a failure of the supervisor itself
-(`outcome.py`).
+Every fault is decided here, after features were asked (`SupervisorFeature.answer`): what one decides at once
+is taken, what it offers instead of a repetition counts where the run would be given up. Ends for other
+reasons are no decision about a fault: a stop (`stop.py`), an agent that cannot continue, and a failure of the
+supervisor itself (`outcome.py`).
 
 The budget counts failures since the highest checkpoint of the run last rose. A run that makes progress is
 never given up for the number of its faults; one without progress ends. A failure that is certain to repeat
@@ -61,7 +61,7 @@ def decide(
     answer: Decision | None = None,
     starts_over: bool = False,
     wrong_settings: bool = False,
-    out_of_memory: Decision | None = None,
+    at_once: bool = False,
 ) -> Decision:
     """Return what follows the latest incident.
 
@@ -75,15 +75,14 @@ def decide(
         answer: what a feature offers after its own alarm, or if the failure would only repeat.
         starts_over: a new run follows if this one cannot be resumed.
         wrong_settings: a rank has found an error that the user has to correct.
-        out_of_memory: what `decide_out_of_memory` answers, or `decide_generation_stall`; None for other
-            faults.
+        at_once: `answer` is taken, whatever follows otherwise.
     """
     if wrong_settings:
         return _stop("the settings are wrong; a restart would repeat the error")
     if stopping:
         return _stop("a stop was requested")
-    if out_of_memory is not None:
-        return out_of_memory
+    if at_once and answer is not None:
+        return answer
     if verdict.alarm is not None and answer is not None:
         return _bounded(answer, history, budget, can_go_back=can_go_back)
     if verdict.final:
@@ -225,7 +224,7 @@ def _deserves_patience(history: History, verdict: Verdict) -> bool:
 
 
 def _try_patiently(history: History) -> Decision:
-    row = _in_a_row(history, lambda recovery: recovery.patient)
+    row = _in_a_row(history, lambda recovery: recovery.patient and recovery.action == Action.restart)
     tried_seconds = row[-1].at - row[0].at
     if tried_seconds >= PATIENCE_SECONDS and len(row) >= MIN_PATIENT_TRIES:
         return _stop(f"the script could not start for {duration_text(tried_seconds)}, in {len(row)} tries")

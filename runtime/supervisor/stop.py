@@ -37,7 +37,6 @@ class StopRequest:
 
     Args:
         timeouts: how long ranks may take to agree on a step, save and exit, or to handle SIGTERM.
-        history: of the run.
     """
 
     def __init__(self, timeouts: Timeouts, history: History) -> None:

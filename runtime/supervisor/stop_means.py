@@ -37,7 +37,6 @@ def choose(committed: tuple[int, int], slots: Mapping[int, Slot | None], history
     Args:
         committed: the newest (train call, step) committed in this attempt; (0, 0) for none.
         slots: of the attempt's ranks; None for one that has not written its slot yet.
-        history: of the run.
     """
     if all_returned(list(slots.values())):
         return StopMeans.exit

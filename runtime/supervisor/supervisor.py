@@ -38,7 +38,7 @@ from grpo_run.runtime.launch.config import RunConfig
 from grpo_run.runtime.memory.files import read_facts
 from grpo_run.runtime.processes import forkserver
 from grpo_run.runtime.processes.agent import Directive
-from grpo_run.runtime.processes.ranks import RankGroup, RankSpec
+from grpo_run.runtime.processes.ranks import RankGroup
 from grpo_run.runtime.processes.termination import TerminatedProcess
 from grpo_run.runtime.snapshots.area import StagingArea
 from grpo_run.runtime.snapshots.drain_scheduler import DrainScheduler
@@ -59,6 +59,7 @@ from grpo_run.runtime.supervisor.points import FeatureFactory
 from grpo_run.runtime.supervisor.setting_aside import set_aside
 from grpo_run.runtime.supervisor.stop import StopRequest
 from grpo_run.runtime.supervisor.stop_means import StopMeans, stop_code
+from grpo_run.watchdog.memory.phase_memory import RankMemory
 from grpo_run.watchdog.observation import Exit, Slot
 from grpo_run.watchdog.stalls.step_clock import UNSEEN_SECONDS
 
@@ -73,10 +74,8 @@ class Supervisor:
     Every method is called in the main thread, except `status` (any thread) and `stop.note` (signal handlers).
 
     Args:
-        config: of the run.
         run: its directory, created and locked.
         local_world_size: number of ranks on this node.
-        rank_environment: returns our variables for a rank, from (supervisor, rank, world size).
         notify: shows a one-line message to the user.
         observe_exit: reads the processes that remain after the last line of every script.
         follow_output: receives the files that the ranks print to, by rank and descriptor, when an attempt
@@ -93,7 +92,6 @@ class Supervisor:
         run: RunDirectory,
         *,
         local_world_size: int,
-        rank_environment: Callable[[Supervisor, int, int], dict[str, str]],
         notify: Callable[[str], None],
         observe_exit: Observe,
         follow_output: Callable[[dict[tuple[int, int], Path]], None] = lambda files: None,
@@ -104,7 +102,6 @@ class Supervisor:
     ) -> None:
         self.config = config
         self.run = run
-        self._rank_environment = rank_environment
         self._follow_output = follow_output
         self._live = LiveHistory(run.journal, config.run_id, log=log, parts=parts)
         self.history = self._live.history
@@ -120,7 +117,7 @@ class Supervisor:
         )
         self._drains = self._schedule_drains(staging) if staging is not None else None
         self.lifecycle = Lifecycle(self._state_changed)
-        self.features = [make(run, self.history, self._reporter) for make in features]
+        self.features = [make(config, run, self.history, self._reporter) for make in features]
         self._faults = FaultHandler(
             config, run, lifecycle=self.lifecycle, reporter=self._reporter, history=self.history,
             features=self.features,
@@ -178,8 +175,8 @@ class Supervisor:
                 " command again"
             )
 
-    def attempt_starting(self, workers: Sequence[Any], group_rank: int) -> Mapping[int, RankSpec]:
-        """Number the attempt, prepare its files and an empty board; return what each rank is started with.
+    def attempt_starting(self, workers: Sequence[Any], group_rank: int) -> Mapping[tuple[int, int], Path]:
+        """Number the attempt, prepare its files and an empty board; return the files that ranks print to.
 
         A stop request ends the wait before a start by an exception.
         """
@@ -209,15 +206,7 @@ class Supervisor:
         self._reporter.write(AttemptStarted(world_size=attempt.world_size, node=group_rank))
         files = attempt.outputs(self.config.output)
         self._follow_output(files)
-        return {
-            rank: RankSpec(
-                rank=rank,
-                environment=self._rank_environment(self, rank, attempt.world_size),
-                log=files[rank, 1],
-                errors=files.get((rank, 2)),
-            )
-            for rank in attempt.local_rank_of
-        }
+        return files
 
     def _count_ranks(self, board: Board) -> None:
         """Keep what the ranks of an ended attempt have counted, before their board is cleared."""
@@ -235,6 +224,13 @@ class Supervisor:
             self.expected_snapshot = self._drains.prepare_attempt(spare_memory=self._host.spares_memory)
             self._live.read_ranks()
         self.backups.make()
+
+    def rank_config(self) -> RunConfig:
+        """Return the configuration that ranks of this attempt get."""
+        config = self.config
+        for feature in self.features:
+            config = feature.rank_config(config)
+        return config
 
     def rank_settings(self, rank: int) -> dict[str, dict[str, Any]]:
         """Return what features have for a rank of this attempt, by their names."""
@@ -274,7 +270,7 @@ class Supervisor:
         """How soon `poll` should be called again, so that a hang is proved in time; infinite for no certain
         time.
         """
-        return max(LEAST_POLL_SECONDS, self._hangs.due_at - time.monotonic())
+        return max(LEAST_POLL_SECONDS, self.detector.due_at - time.monotonic())
 
     def _poll(self, ranks: RankGroup, exits: Sequence[Exit]) -> Directive:
         self._previous_poll_at, self._polled_at = self._polled_at, time.monotonic()
@@ -288,6 +284,8 @@ class Supervisor:
         self._write_commit(slots)
         self._host.poll(self.attempt, self.board, slots, self._polled_at)
         self._live.read_ranks()
+        for feature in self.features:
+            feature.poll()
         if self._drains is not None:
             try:
                 self._drains.poll(ranks_have_loaded=self.attempt.have_loaded(slots))
@@ -392,7 +390,12 @@ class Supervisor:
         retried = self.attempt.retries.warning
         if retried is not None:
             self._reporter.warn_once(retried[0], "retried allocations", retried[1])
-        self._advice.committed(slots, lambda: self.attempt.read_memory(self.board))
+        for feature in self.features:
+            feature.committed(self._read_memory)
+        self._advice.committed(slots, self._read_memory)
+
+    def _read_memory(self) -> dict[int, RankMemory]:
+        return self.attempt.read_memory(self.board)
 
     def _check_for_hangs(self, ranks: RankGroup, slots: dict[int, Slot | None]) -> Directive:
         """No rank has failed: check whether one hangs, or takes too long to stop."""
@@ -448,7 +451,10 @@ class Supervisor:
         )
 
     def _end(self, event: RunEvent, exit_code: int, sentence: str = "") -> Directive:
-        return self._outcome.end(event, exit_code, self.attempt, sentence)
+        directive = self._outcome.end(event, exit_code, self.attempt, sentence)
+        for feature in self.features:
+            feature.end()
+        return directive
 
     def _stop_jointly(self, ranks: RankGroup) -> bool:
         """Let the ranks agree on a step, save and exit, and return whether all of them have.

@@ -1,7 +1,7 @@
 """What torch keeps in private modules for modes that see every call of an operator. Importing it imports
 torch.
 
-Used by `runtime/planning/`, which traces a training step without data, and by `runtime/rank/memory_trace/`.
+Used by `runtime/planning/`, which traces a training step without data, and to record where tensors are made.
 """
 
 from __future__ import annotations

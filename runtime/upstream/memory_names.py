@@ -5,8 +5,7 @@ Used by `runtime/planning/`. The head's Triton kernels cannot run without a GPU.
 allocate temporaries that the kernels do not, so a trace for a GPU replaces them by functions that allocate
 nothing.
 
-`memory_trace` reads what autograd has saved: tensors that only a graph holds are objects of C++, which `gc`
-cannot see.
+Also what autograd has saved: tensors that only a graph holds are objects of C++, which `gc` cannot see.
 """
 
 from __future__ import annotations
@@ -154,43 +153,3 @@ def current_dispatch_mode() -> Any:
     from torch.utils import _python_dispatch
 
     return _python_dispatch._get_current_dispatch_mode()
-
-
-class CudaAllocator:
-    """torch's caching allocator of this process, as far as it can record its history.
-
-    Imports nothing and never initializes CUDA.
-    """
-
-    def is_ready(self) -> bool:
-        """Whether the script has initialized CUDA, which it does on the devices of its choice."""
-        cuda = getattr(sys.modules.get("torch"), "cuda", None)
-        return cuda is not None and bool(cuda.is_initialized())
-
-    def is_recording(self) -> bool:
-        """Whether its history is recorded, by whomever: the script may do that itself."""
-        return bool(sys.modules["torch"]._C._cuda_isHistoryEnabled())
-
-    def record(self, most_entries: int) -> None:
-        """Record from now on what is given and taken back, each with the Python stack.
-
-        Args:
-            most_entries: how many the ring buffer has; older ones are overwritten.
-
-        Raises:
-            RuntimeError: there is no history, as for `cudaMallocAsync`.
-        """
-        sys.modules["torch"].cuda.memory._record_memory_history(
-            "all", context="all", stacks="python", max_entries=most_entries
-        )
-
-    def observe_out_of_memory(self, call: Callable[[], None]) -> None:
-        """Call a function when memory runs out, before that is raised, if this torch can."""
-        attach = getattr(sys.modules["torch"]._C, "_cuda_attach_out_of_memory_observer", None)
-        if attach is not None:
-            attach(lambda device, wanted, allocated, free: call())
-
-    def snapshot(self) -> dict[str, Any]:
-        """Return its blocks and its history, as PyTorch's viewer takes them. Changes no statistics."""
-        snapshot: dict[str, Any] = sys.modules["torch"].cuda.memory._snapshot()
-        return snapshot

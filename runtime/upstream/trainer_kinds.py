@@ -7,15 +7,13 @@ Classes are recognized by module and name, so nothing is imported. Contains name
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, NamedTuple
 
 TrainerKind = Literal["grpo", "rloo", "sft", "transformers", "other"]
 """Whose loss it is: that of a trainer of TRL, of `transformers.Trainer`, or another."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class KnownTrainer:
+class KnownTrainer(NamedTuple):
     """A trainer of a library, and the configuration that it takes: modules and names of the two classes."""
 
     kind: TrainerKind
@@ -26,33 +24,11 @@ class KnownTrainer:
 
 
 _KNOWN: Final = (
+    KnownTrainer("grpo", "trl.trainer.grpo_trainer", "GRPOTrainer", "trl.trainer.grpo_config", "GRPOConfig"),
+    KnownTrainer("rloo", "trl.trainer.rloo_trainer", "RLOOTrainer", "trl.trainer.rloo_config", "RLOOConfig"),
+    KnownTrainer("sft", "trl.trainer.sft_trainer", "SFTTrainer", "trl.trainer.sft_config", "SFTConfig"),
     KnownTrainer(
-        kind="grpo",
-        module="trl.trainer.grpo_trainer",
-        name="GRPOTrainer",
-        configuration_module="trl.trainer.grpo_config",
-        configuration="GRPOConfig",
-    ),
-    KnownTrainer(
-        kind="rloo",
-        module="trl.trainer.rloo_trainer",
-        name="RLOOTrainer",
-        configuration_module="trl.trainer.rloo_config",
-        configuration="RLOOConfig",
-    ),
-    KnownTrainer(
-        kind="sft",
-        module="trl.trainer.sft_trainer",
-        name="SFTTrainer",
-        configuration_module="trl.trainer.sft_config",
-        configuration="SFTConfig",
-    ),
-    KnownTrainer(
-        kind="transformers",
-        module="transformers.trainer",
-        name="Trainer",
-        configuration_module="transformers.training_args",
-        configuration="TrainingArguments",
+        "transformers", "transformers.trainer", "Trainer", "transformers.training_args", "TrainingArguments"
     ),
 )
 TRAINERS: Final[Mapping[str, KnownTrainer]] = {one.kind: one for one in _KNOWN}

@@ -1,9 +1,8 @@
 """The tested versions of torch, transformers, TRL and accelerate, what is installed, and optional packages.
 
 Called by `cli` before a launch or a plan, by commands that need a package of an extra, and by what records
-versions. Installation has
-lower bounds only (`pyproject.toml`); what works with a version inside them is found by name, see
-`features.py`. Imports none of the libraries.
+versions. Installation has lower bounds only (`pyproject.toml`); what works with a version inside them is
+found by name, see `features.py`. Imports none of the libraries.
 """
 
 from __future__ import annotations

@@ -5,11 +5,11 @@ Requires Chromium; `tests/support/install-chromium.sh` installs it.
 
 from __future__ import annotations
 
-import shutil
-import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from support.browser import Page, browser
 from support.incidents import HOSTILE, SENTENCE, write_incident
 from support.night import write_night
 
@@ -19,29 +19,21 @@ from grpo_run.dashboards.reports.incident_page import build
 from grpo_run.dashboards.reports.run_contents import read_run_report
 from grpo_run.dashboards.reports.run_page import as_html
 
-SECONDS = 120.0
-
 
 @pytest.fixture(scope="module")
-def chromium() -> str:
-    """Path of the browser."""
-    found = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-    assert found is not None, "Chromium is not installed; run tests/support/install-chromium.sh"
-    return found
+def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
+    """The browser of all tests."""
+    with browser(tmp_path_factory.mktemp("browser")) as page:
+        yield page
 
 
-def opened(chromium: str, page: Path, *, dark: bool = False) -> tuple[str, list[str]]:
+def opened(chromium: Page, page: Path, *, dark: bool = False) -> tuple[str, list[str]]:
     """The page's DOM after its scripts have run, and the messages of the browser's console."""
-    ran = subprocess.run(
-        [
-            chromium, "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage",
-            f"--user-data-dir={page.parent / 'profile'}", "--host-resolver-rules=MAP * ~NOTFOUND",
-            f"--blink-settings=preferredColorScheme={0 if dark else 1}", "--window-size=1200,2400",
-            "--virtual-time-budget=5000", "--enable-logging=stderr", "--dump-dom", page.as_uri(),
-        ],
-        capture_output=True, text=True, timeout=SECONDS, check=True,
-    )  # fmt: skip
-    return ran.stdout, [line for line in ran.stderr.splitlines() if ":CONSOLE" in line]
+    chromium.show(width=1200, height=2400, dark=dark)
+    chromium.open("about:blank")
+    chromium.console.clear()
+    chromium.open(page.as_uri())
+    return chromium.value("document.documentElement.outerHTML"), list(chromium.console)
 
 
 @pytest.fixture
@@ -53,7 +45,7 @@ def page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "report.html"
 
 
-def test_an_incident_is_complete_without_a_network(chromium: str, page: Path) -> None:
+def test_an_incident_is_complete_without_a_network(chromium: Page, page: Path) -> None:
     """The page shows the sentence and the timeline, and the browser reports no error and no request."""
     shown, console = opened(chromium, page)
     assert console == []
@@ -62,7 +54,7 @@ def test_an_incident_is_complete_without_a_network(chromium: str, page: Path) ->
     assert "</i>forward_backward</li>" in shown
 
 
-def test_a_run_is_complete_without_a_network(chromium: str, tmp_path: Path) -> None:
+def test_a_run_is_complete_without_a_network(chromium: Page, tmp_path: Path) -> None:
     """Curves and wall time are drawn; texts that pretend to be HTML are shown as texts."""
     run = write_night(tmp_path, steps=300, sentence=HOSTILE)
     path = tmp_path / "report.html"
@@ -75,7 +67,7 @@ def test_a_run_is_complete_without_a_network(chromium: str, tmp_path: Path) -> N
     assert "&lt;img src=x onerror=alert(1)&gt;" in shown
 
 
-def test_scripts_in_quoted_texts_do_not_run(chromium: str, tmp_path: Path) -> None:
+def test_scripts_in_quoted_texts_do_not_run(chromium: Page, tmp_path: Path) -> None:
     """A message with script tags is shown as text."""
     run = write_incident(tmp_path, sentence=HOSTILE, advice=[HOSTILE], traceback=HOSTILE)
     path = tmp_path / "report.html"
@@ -86,7 +78,7 @@ def test_scripts_in_quoted_texts_do_not_run(chromium: str, tmp_path: Path) -> No
     assert "<rect" in shown
 
 
-def test_the_policy_blocks_an_unescaped_script(chromium: str, page: Path) -> None:
+def test_the_policy_blocks_an_unescaped_script(chromium: Page, page: Path) -> None:
     """The browser does not run an unescaped script, because the content security policy forbids it."""
     text = page.read_text().replace("<footer>", "<script>document.title='taken'</script><footer>")
     page.write_text(text)

@@ -4,7 +4,6 @@ killed.
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 from pathlib import Path
@@ -94,10 +93,3 @@ def test_kills_after_every_step_and_every_save(
 ) -> None:
     """Also right after the save of the last step, with which the script ends the call."""
     compare(runs, tmp_path, words, list(range(1, last + 1)), *options)
-
-
-@pytest.mark.full
-@pytest.mark.skipif(importlib.util.find_spec("peft") is None, reason="the package peft is not installed")
-def test_an_adapter_is_recovered_at_every_step(runs: Runs, tmp_path: Path) -> None:
-    """Only the adapter is saved; its dropout draws random numbers."""
-    compare(runs, tmp_path, ["--max-steps", "6", "--save-steps", "2", "--lora"], list(range(1, 7)))

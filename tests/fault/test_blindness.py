@@ -7,7 +7,6 @@ import shutil
 from pathlib import Path
 
 import psutil
-import pytest
 from faults import fault
 from support.references import undisturbed
 from support.runs import SCRIPTS, Runs, digest
@@ -45,21 +44,6 @@ def test_truncated_board_costs_at_most_one_attempt(runs: Runs, tmp_path: Path) -
     run.ended()
     assert digest(tmp_path / "ours") == undisturbed("grpo.py", 16)
     assert run.status()["attempts"] == 2
-
-
-@pytest.mark.full
-def test_unlinked_board_stays_usable(runs: Runs) -> None:
-    """Processes keep their mapping of a deleted board; the next attempt creates a new file."""
-    run = runs(
-        "--nproc-per-node", "2", GRPO, "--output-dir", "ours", "--max-steps", "16", "--save-steps", "4",
-        "--step-seconds", "0.1",
-    ).start()  # fmt: skip
-    run.until_step(6)
-    (run.directory / "board.mmap").unlink()
-    run.until_step(8)
-    run.kill(1)
-    run.ended()
-    assert [recovery["cause"] for recovery in run.status()["recoveries"]] == ["signal"]
 
 
 def test_a_run_directory_that_is_put_back_from_a_copy_costs_nothing(runs: Runs, tmp_path: Path) -> None:

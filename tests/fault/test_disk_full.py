@@ -180,60 +180,45 @@ def test_direct_saves_on_a_full_disk_cost_checkpoints_not_the_run(disk: SmallDis
     assert set(verified_checkpoints(disk.folder)) == {"checkpoint-18", "checkpoint-20"}
 
 
-def test_run_directory_on_a_full_disk_is_reported_by_metrics(disk: SmallDisk) -> None:
+def test_run_directory_on_a_full_disk_is_reported_by_metrics(disk: SmallDisk, runs: Runs) -> None:
     """Training continues without journal, evidence and logs, and the metrics show the loss."""
-    run = Run(
-        disk.folder.parent,
-        [
-            "--nproc-per-node", "2", "--snapshot-every", "1", "--show-ranks", "all", str(SCRIPTS / "grpo.py"),
-            "--output-dir", str(disk.folder), "--max-steps", "60", "--save-steps", "4",
-            "--save-total-limit", "2", "--step-seconds", "0.1",
-        ],
-        metrics="127.0.0.1:0", program=PATCHED,
+    run = runs(
+        "--nproc-per-node", "2", "--snapshot-every", "1", "--show-ranks", "all", str(SCRIPTS / "grpo.py"),
+        "--output-dir", str(disk.folder), "--max-steps", "60", "--save-steps", "4",
+        "--save-total-limit", "2", "--step-seconds", "0.1",
+        name="disk/run", metrics="127.0.0.1:0", program=PATCHED,
         environment={"TEST_DRAINS": f'{{"RETRY_SECONDS": {RETRY_SECONDS}}}'},
-    )  # fmt: skip
-    try:
-        run.start()
-        run.until_event("checkpoint_published")
-        disk.leave(0)
-        wait_for(
-            run, lambda seen: seen["grpo_checkpoint_trouble"] == 1 and seen["grpo_journal_lost_total"] > 0
-        )
-        run.kill(1)
-        step = wait_for(run, lambda seen: seen["grpo_attempts_total"] == 2)["grpo_step"]
-        wait_for(run, lambda seen: seen["grpo_step"] > step + 2)
-        disk.empty()
-        run.ended()
-    finally:
-        run.close()
+    ).start()  # fmt: skip
+    run.until_event("checkpoint_published")
+    disk.leave(0)
+    wait_for(run, lambda seen: seen["grpo_checkpoint_trouble"] == 1 and seen["grpo_journal_lost_total"] > 0)
+    run.kill(1)
+    step = wait_for(run, lambda seen: seen["grpo_attempts_total"] == 2)["grpo_step"]
+    wait_for(run, lambda seen: seen["grpo_step"] > step + 2)
+    disk.empty()
+    run.ended()
     assert set(verified_checkpoints(disk.folder)) == {"checkpoint-56", "checkpoint-60"}
 
 
-def test_start_on_a_full_disk_is_refused_and_keeps_snapshots(disk: SmallDisk) -> None:
+def test_start_on_a_full_disk_is_refused_and_keeps_snapshots(disk: SmallDisk, runs: Runs) -> None:
     """The launch prints one line and exits with 2.
 
     With free space, the same command resumes from the snapshot in memory.
     """
-    run = Run(
-        disk.folder.parent,
-        [
-            "--nproc-per-node", "2", "--snapshot-every", "1", str(SCRIPTS / "grpo.py"), "--output-dir",
-            str(disk.folder), "--max-steps", "12", "--save-steps", "4", "--step-seconds", "0.2",
-        ],
+    run = runs(
+        "--nproc-per-node", "2", "--snapshot-every", "1", str(SCRIPTS / "grpo.py"), "--output-dir",
+        str(disk.folder), "--max-steps", "12", "--save-steps", "4", "--step-seconds", "0.2", name="disk/run",
     )  # fmt: skip
-    try:
-        run.start().until_step(7)
-        kill_all(run)
-        committed = max(event["step"] for event in run.events("step_committed"))
-        disk.leave(0)
-        before = len(run.output.read_text())
-        code = run.start().wait()
-        assert code == 2, run.tail()
-        disk.empty()
-        run.start().ended()
-        printed = run.output.read_text()[before:]
-    finally:
-        run.close()
+    run.start().until_step(7)
+    kill_all(run)
+    committed = max(event["step"] for event in run.events("step_committed"))
+    disk.leave(0)
+    before = len(run.output.read_text())
+    code = run.start().wait()
+    assert code == 2, run.tail()
+    disk.empty()
+    run.start().ended()
+    printed = run.output.read_text()[before:]
     assert "disk" in printed.splitlines()[0]
     assert resumed_at(run, 1) in (committed - 1, committed)
     assert set(verified_checkpoints(disk.folder)) >= {"checkpoint-4", "checkpoint-12"}

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from faults import fault, fired
 from support.references import undisturbed
-from support.runs import SCRIPTS, Run, Runs, alive, digest
-from support.trainer_and_loop import LOOP, loop_in_full
+from support.runs import SCRIPTS, WITH_SCRIPTS, Run, Runs, alive, before_training, digest
+from support.trainer_and_loop import TRAINER
 
 
 def verdicts(run: Run) -> list[dict[str, Any]]:
@@ -23,11 +23,11 @@ def verdicts(run: Run) -> list[dict[str, Any]]:
 
 
 @pytest.mark.timeout(400)
-@loop_in_full
-def test_hangs_end_at_the_deadline_and_leave_weights_unchanged(
-    script: str, runs: Runs, tmp_path: Path
-) -> None:
-    """Six hangs in one run: each is reported with rank, cause and line; the weights equal torchrun's."""
+def test_hangs_end_at_the_deadline_and_leave_weights_unchanged(runs: Runs, tmp_path: Path) -> None:
+    """Six hangs in one run: each is reported with rank, cause and line; the weights equal torchrun's.
+
+    After the script's last line, a hanging exit handler costs one warning and one incident, and no attempt.
+    """
     injected: list[tuple[str, int, int, str | None, str, str]] = [
         ("hang", 1, 22, None, "reward_stall", "_sleep"),
         ("stop", 0, 26, "generate", "interpreter_stuck", "_stop"),
@@ -37,19 +37,22 @@ def test_hangs_end_at_the_deadline_and_leave_weights_unchanged(
         ("hang", 0, 42, "checkpoint", "checkpoint_stall", "_sleep"),
     ]
     steps = ("--max-steps", "44", "--save-steps", "2")
-    if script == LOOP:  # the body of a step is one phase
-        injected[0] = ("hang", 1, 22, None, "no_progress", "_sleep")
-        injected[1] = ("stop", 0, 26, "forward_backward", "interpreter_stuck", "_stop")
     words = [
         w for kind, rank, step, phase, *_ in injected for w in fault(kind, rank=rank, step=step, phase=phase)
     ]
+    words += fault("exit-hang", rank=1, step=44)
     run = runs(
-        *words, "--deadline-floor", "4", "--nproc-per-node", "2", str(SCRIPTS / script),
-        "--output-dir", "ours", *steps, "--step-seconds", "0.03", "--save-total-limit", "3",
+        *words, "--deadline-floor", "4", "--deadline-exit", "5", "--nproc-per-node", "2",
+        str(SCRIPTS / TRAINER), "--output-dir", "ours", *steps, "--step-seconds", "0.03",
+        "--save-total-limit", "3",
     ).start().ended(timeout_seconds=300)  # fmt: skip
-    assert digest(tmp_path / "ours") == undisturbed(script, 44)
-    assert sum(fired(run).values()) == len(injected)
-    found = verdicts(run)
+    assert digest(tmp_path / "ours") == undisturbed(TRAINER, 44)
+    assert sum(fired(run).values()) == len(injected) + 1
+    *found, at_exit = verdicts(run)
+    assert at_exit["culprits"] == [1]
+    assert at_exit["location"]["function"] == "_sleep"
+    assert "did not exit" in at_exit["sentence"]
+    assert run.status()["attempts"] == len(injected) + 1
     for (kind, rank, _, _, cause, function), verdict in zip(injected, found, strict=True):
         assert verdict["cause"] == cause, (kind, verdict["sentence"])
         assert verdict["culprits"] == [rank], (kind, verdict["sentence"])
@@ -63,7 +66,8 @@ def test_hangs_end_at_the_deadline_and_leave_weights_unchanged(
         assert (verdict["folder"] / "stacks" / "folded.txt").read_text().strip()
 
 
-POLLING_CALLBACK = """    import time
+POLLING_CALLBACK = """
+    import time
     from pathlib import Path
 
     from transformers import TrainerCallback
@@ -77,7 +81,6 @@ POLLING_CALLBACK = """    import time
                     time.sleep(0.5)
 
     trainer.add_callback(Publisher())
-    tiny.train(trainer, arguments)
 """
 
 
@@ -86,13 +89,10 @@ def test_a_callback_that_waits_for_nothing_is_ended_and_named(runs: Runs, tmp_pa
 
     The next attempt remembers how long it waited.
     """
-    training = "    tiny.train(trainer, arguments)\n"
-    source = (SCRIPTS / "grpo.py").read_text()
-    assert training in source
-    (tmp_path / "polling.py").write_text(source.replace(training, POLLING_CALLBACK))
+    before_training(tmp_path / "polling.py", POLLING_CALLBACK)
     run = runs(
         "--deadline-floor", "6", "--nproc-per-node", "2", "polling.py", "--output-dir", "out",
-        "--max-steps", "8", "--save-steps", "2", environment={"PYTHONPATH": str(SCRIPTS)},
+        "--max-steps", "8", "--save-steps", "2", environment=WITH_SCRIPTS,
     ).start().ended()  # fmt: skip
     (verdict,) = verdicts(run)
     assert (verdict["culprits"], verdict["waiters"], verdict["phase"]) == ([1], [0], "callback")
@@ -104,26 +104,6 @@ def test_a_callback_that_waits_for_nothing_is_ended_and_named(runs: Runs, tmp_pa
         if event.get("callback") == "Publisher.on_step_end"
     ]
     assert ended[-1] >= 6.0
-
-
-@loop_in_full
-def test_rank_that_hangs_at_exit_is_killed_and_the_run_finishes(
-    script: str, runs: Runs, tmp_path: Path
-) -> None:
-    """After the script's last line, a hanging exit handler costs one warning and one incident.
-
-    The run exits with 0.
-    """
-    run = runs(
-        *fault("exit-hang", rank=1, step=3), "--deadline-exit", "5", "--nproc-per-node", "2",
-        str(SCRIPTS / script), "--output-dir", "ours", "--max-steps", "6", "--save-steps", "2",
-    ).start().ended()  # fmt: skip
-    assert (tmp_path / "ours" / "weights.sha256").exists()
-    (verdict,) = verdicts(run)
-    assert verdict["culprits"] == [1]
-    assert verdict["location"]["function"] == "_sleep"
-    assert "did not exit" in verdict["sentence"]
-    assert run.status()["attempts"] == 1
 
 
 IGNORES_SIGTERM = """
@@ -156,7 +136,7 @@ def test_evidence_precedes_the_first_signal_and_ranks_that_ignore_it_are_killed(
     run = runs(
         *fault(kind, rank=1, step=4), "--deadline-floor", "2", "--deadline-exit", "2",
         "--nproc-per-node", "2", "ignores_sigterm.py", "--output-dir", "ours", "--max-steps", "6",
-        "--save-steps", "2", environment={"PYTHONPATH": str(SCRIPTS)},
+        "--save-steps", "2", environment=WITH_SCRIPTS,
     ).start()  # fmt: skip
     run.until_event("attempt_started", attempt=1)
     (verdict,) = verdicts(run)

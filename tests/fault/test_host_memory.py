@@ -46,10 +46,7 @@ def test_a_rank_that_the_kernel_kills_is_named_and_the_run_resumes(
         "--nproc-per-node", "2", "--snapshot-every", "1", str(SCRIPTS / "memory.py"), "--output-dir", "out",
         "--max-steps", "12", "--save-steps", "4", "--all-at", "6", program=group.program,
     ).start()  # fmt: skip
-    try:
-        run.ended()
-    finally:
-        run.close()
+    run.ended()
     assert digest(tmp_path / "out") == undisturbed("sft.py", 12)
     (recovery,) = run.status()["recoveries"]
     assert (recovery["cause"], recovery["rank"], recovery["action"]) == ("host_oom", 1, "restart")
@@ -73,10 +70,7 @@ def test_a_slow_leak_is_restarted_before_the_kernel_kills(
         "--nproc-per-node", "2", str(SCRIPTS / "memory.py"), "--output-dir", "out", "--max-steps", "110",
         "--save-steps", "50", "--leak-mib", "6", "--step-seconds", "0.1", program=group.program,
     ).start()  # fmt: skip
-    try:
-        run.ended()
-    finally:
-        run.close()
+    run.ended()
     assert group.kills() == 0
     assert run.status()["recoveries"] == []
     restarts = run.events("memory_restart")
@@ -100,10 +94,7 @@ def test_a_run_that_uses_nearly_all_memory_steadily_is_left_alone(
         "--save-steps", "20", "--steady-mib", "900", "--map-file", str(data), "--step-seconds", "0.1",
         program=group.program,
     ).start()  # fmt: skip
-    try:
-        run.ended()
-    finally:
-        run.close()
+    run.ended()
     assert group.kills() == 0
     assert run.events("memory_short"), "the run is to use more than is left alone otherwise"
     assert run.events("memory_restart") == []
@@ -124,14 +115,11 @@ def test_snapshots_that_nearly_fill_a_small_limit_make_no_restart_loop(
         "--max-steps", "60", "--save-steps", "15", "--ballast-mib", "200", "--step-seconds", "0.1",
         program=group.program,
     ).start()  # fmt: skip
-    try:
-        run.until_step(17)
-        group.set_limit(int(group.working_set_bytes() / 0.88))
-        run.until_step(25)
-        run.kill(1)
-        run.ended()
-    finally:
-        run.close()
+    run.until_step(17)
+    group.set_limit(int(group.working_set_bytes() / 0.88))
+    run.until_step(25)
+    run.kill(1)
+    run.ended()
     assert group.kills() == 0
     assert run.events("memory_restart") == []
     assert [recovery["cause"] for recovery in run.status()["recoveries"]] == ["signal"]
@@ -146,15 +134,12 @@ def test_a_supervisor_that_the_kernel_kills_is_named_so_by_the_next_launch(
         "--max-steps", "12", "--save-steps", "4", "--all-at", "6", "--step-seconds", "0.1",
         program=group.program,
     ).start()  # fmt: skip
-    try:
-        run.until_step(2)
-        Path(f"/proc/{run.process.pid}/oom_score_adj").write_text("1000")
-        assert run.process.wait(60) == -signal.SIGKILL
-        await_end_noted(run)
-        run.start()
-        run.ended()
-    finally:
-        run.close()
+    run.until_step(2)
+    Path(f"/proc/{run.process.pid}/oom_score_adj").write_text("1000")
+    assert run.process.wait(60) == -signal.SIGKILL
+    await_end_noted(run)
+    run.start()
+    run.ended()
     (event,) = run.events("memory_oom_suspected")
     assert "was killed by the kernel because memory was full" in event["sentence"]
     # the kernel may kill another process before the memory of the first is free
@@ -172,14 +157,11 @@ def test_a_supervisor_that_a_user_kills_while_memory_is_short_is_not_blamed_on_t
         "--max-steps", "30", "--save-steps", "5", "--steady-mib", "900", "--step-seconds", "0.1",
     )  # fmt: skip
     run = runs(*arguments, program=group.program).start()
-    try:
-        run.until_step(8)
-        assert run.events("memory_short")
-        run.process.kill()
-        run.process.wait(30)
-        run.start()
-        run.ended()
-    finally:
-        run.close()
+    run.until_step(8)
+    assert run.events("memory_short")
+    run.process.kill()
+    run.process.wait(30)
+    run.start()
+    run.ended()
     assert run.events("memory_oom_suspected") == []
     assert digest(tmp_path / "out") == undisturbed("sft.py", 30)

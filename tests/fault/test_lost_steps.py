@@ -10,7 +10,7 @@ import pytest
 from faults import fault, fired
 from support.references import undisturbed
 from support.runs import SCRIPTS, Runs, digest
-from support.trainer_and_loop import loop_in_full, missing_phases
+from support.trainer_and_loop import TRAINER
 
 from grpo_run.watchdog.observation import Phase
 
@@ -22,26 +22,24 @@ PHASES = (
 
 
 @pytest.mark.parametrize("kills", [6, pytest.param(50, marks=[pytest.mark.full, pytest.mark.timeout(1800)])])
-@loop_in_full
-def test_no_recovery_loses_more_than_a_step(script: str, kills: int, runs: Runs, tmp_path: Path) -> None:
+def test_no_recovery_loses_more_than_a_step(kills: int, runs: Runs, tmp_path: Path) -> None:
     """Kills in every phase, on alternating ranks, lose at most one step each and leave the weights
     unchanged.
     """
     steps = 2 * kills + 4
     arguments = ("--max-steps", str(steps), "--save-steps", "5")
     # two steps apart, so that each attempt has a snapshot of its own
-    phases = [phase for phase in PHASES if phase.name not in missing_phases(script)]
     planned = [
-        (kill % 2, 2 * kill + 2, phase) for kill, phase in zip(range(kills), cycle(phases), strict=False)
+        (kill % 2, 2 * kill + 2, phase) for kill, phase in zip(range(kills), cycle(PHASES), strict=False)
     ]
     faults = [
         word for rank, step, phase in planned for word in fault("kill", rank=rank, step=step, phase=phase)
     ]
     run = runs(
-        *faults, "--nproc-per-node", "2", "--snapshot-every", "1", str(SCRIPTS / script),
+        *faults, "--nproc-per-node", "2", "--snapshot-every", "1", str(SCRIPTS / TRAINER),
         "--output-dir", "ours", *arguments,
     ).start().ended(timeout_seconds=120 + 20 * kills)  # fmt: skip
-    assert digest(tmp_path / "ours") == undisturbed(script, steps)
+    assert digest(tmp_path / "ours") == undisturbed(TRAINER, steps)
     assert sum(fired(run).values()) == kills
     recoveries = run.status()["recoveries"]
     assert len(recoveries) == kills
@@ -57,7 +55,7 @@ def test_no_recovery_loses_more_than_a_step(script: str, kills: int, runs: Runs,
     found = Counter(lost)
     seconds = sorted(recovery["recovery_seconds"] for recovery in recoveries)
     print(
-        f"\n| {kills} SIGKILLs on alternating ranks, in {min(kills, len(phases))} phases, a snapshot every"
+        f"\n| {kills} SIGKILLs on alternating ranks, in {min(kills, len(PHASES))} phases, a snapshot every"
         f" step | {kills} | weights equal; lost steps: {found[0]} times 0, {found[1]} times 1; recovery"
         f" {seconds[kills // 2]:.1f} s median, {seconds[-1]:.1f} s maximum |"
     )

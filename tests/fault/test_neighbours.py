@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -12,9 +11,6 @@ from support.containers import Container
 from support.references import plain_ranks
 from support.runs import SCRIPTS, digest
 from support.whole_runs import kill_all, memory_of
-
-from grpo_run.runtime.files import SHARED_MEMORY_ROOT
-from grpo_run.runtime.snapshots.ownership import private_folder, read_owner
 
 Launch = Callable[[str, int, list[str]], Container]
 
@@ -84,36 +80,3 @@ def test_two_containers_with_one_shared_memory_do_not_touch_each_other(
     for run, seed in zip(runs, (11, 12), strict=True):
         assert digest(run.folder / "out") == undisturbed(tmp_path / f"plain-{seed}", seed, quick)
         assert not memory_of(run).exists()
-
-
-@pytest.mark.full
-@pytest.mark.timeout(3600)
-@pytest.mark.parametrize("count", [2, 3, 4])
-def test_forty_kills_in_turn(
-    container: Launch, tmp_path: Path, count: int, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """The runs are killed in turn, each at its next snapshot, until 40 kills are done."""
-    began = time.monotonic()
-    words = ["--max-steps", "400", "--save-steps", "50", "--step-seconds", "0.1"]
-    seeds = [11 + number for number in range(count)]
-    runs = [container(f"container-{seed}", seed, words).start() for seed in seeds]
-    reached = [0] * count
-    for kill in range(40):
-        turn = kill % count
-        reached[turn] = kill_in_turn(runs[turn], at_step=reached[turn] + 2)
-    for run in runs:
-        run.ended(timeout_seconds=1800)
-    for turn, run in enumerate(runs):
-        steps = resumed_steps(run)
-        assert len(steps) == 1 + len(range(turn, 40, count))
-        assert steps[1:] == sorted(steps[1:]), "a run went on from another one's snapshot"
-        assert all(steps[1:]), f"a restart began at step 0: {steps}"
-    for run, seed in zip(runs, seeds, strict=True):
-        assert digest(run.folder / "out") == undisturbed(tmp_path / f"plain-{seed}", seed, words[:4])
-    mine = {str(run.seen_as) for run in runs}
-    folder = private_folder(SHARED_MEMORY_ROOT)
-    assert folder is not None
-    owners = [read_owner(area) for area in folder.iterdir()]
-    assert not [owner for owner in owners if owner is not None and owner.run_directory in mine]
-    with capsys.disabled():
-        print(f"\n{count} runs, 40 kills: {time.monotonic() - began:.0f} s")

@@ -76,16 +76,3 @@ def test_a_run_that_lost_its_place_says_so_and_ends_if_asked(runs: Runs, tmp_pat
     assert "starts from step 0, although train() call 1 (SFTTrainer" in run.printed()
     assert run.events("run_ended")[-1]["sentence"]
     assert [path.name for path in (tmp_path / "out").glob("grpo-*/checkpoint-*")]
-
-
-def test_a_run_directory_and_a_tmpdir_with_long_paths_are_no_obstacle(runs: Runs, tmp_path: Path) -> None:
-    """The path of a Unix socket has at most 107 bytes. A kill is recovered, too."""
-    long = tmp_path / ("d" * 120) / ("e" * 120)
-    long.mkdir(parents=True)
-    run = runs(
-        "--nproc-per-node", "2", "--inject", "kill@rank1:step2", str(SCRIPTS / "sft.py"),
-        "--output-dir", "out", "--max-steps", "3", name=f"{long.relative_to(tmp_path)}/run",
-        environment={"TMPDIR": str(long)}, cold=True,
-    ).start().ended()  # fmt: skip
-    assert len(run.status()["recoveries"]) == 1
-    assert "AF_UNIX" not in run.printed()

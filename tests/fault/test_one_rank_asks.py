@@ -21,7 +21,7 @@ JOINT_SAVES = {
 }
 
 
-@pytest.mark.parametrize("mode", ["ddp", "zero2"])
+@pytest.mark.parametrize("mode", ["ddp", pytest.param("zero2", marks=pytest.mark.full)])
 def test_all_ranks_end_where_they_would_if_all_had_asked(runs: Runs, tmp_path: Path, mode: str) -> None:
     """Six forms: no deadlock, a checkpoint of all ranks, and the weights of plain ranks that all ask."""
     run = runs(*SCRIPT, "--output-dir", str(tmp_path / "out"), mode=mode).start().ended()

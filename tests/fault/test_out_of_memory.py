@@ -56,20 +56,6 @@ def test_exhausted_memory_at_the_first_step_is_named_and_a_quotation_is_not(runs
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("rank", [0, 1])
-@pytest.mark.parametrize("place", ["generate", "score", "forward", "backward", "optimizer"])
-def test_the_phase_that_died_is_found_wherever_it_is(runs: Runs, place: str, rank: int) -> None:
-    """In the middle of a rollout of two steps, with two micro-batches each."""
-    run = runs(
-        *LAUNCHED, "--place", f"{place}@{1 if place in ('generate', 'score') else 2}",
-        "--fault-rank", str(rank), "--gradient-accumulation-steps", "2", "--steps-per-generation", "4",
-    ).start().ended()  # fmt: skip
-    (verdict,) = run.verdicts()
-    assert (verdict["cause"], verdict["culprits"]) == ("gpu_oom", [rank]), verdict["sentence"]
-    assert verdict["shortage"]["phase"] == place
-
-
-@pytest.mark.full
 def test_an_exception_of_cplusplus_that_ends_a_rank_is_named(runs: Runs, tmp_path: Path) -> None:
     """The process is aborted and leaves nothing but what the C++ runtime prints; the first failed start is
     tried again.

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 from support.oddities import slow_server
-from support.runs import SCRIPTS, Runs
+from support.runs import WITH_SCRIPTS, Runs, before_training
 
-JUDGE = """    import http.client
+JUDGE = """
+    import http.client
     from pathlib import Path
 
     def fast(completions, **kwargs):
@@ -25,7 +26,6 @@ JUDGE = """    import http.client
         return [0.5] * len(completions)
 
     trainer = tiny.rollout_trainer(arguments, reward_funcs=[FUNCTIONS])
-    tiny.train(trainer, arguments)
 """
 
 
@@ -41,17 +41,14 @@ def test_a_first_wait_for_a_silent_server_outlives_learned_limits_and_not_the_us
 
     The address is named on the terminal, once. The user's limit for first occurrences holds as given.
     """
-    source = (SCRIPTS / "grpo.py").read_text()
-    training = "    tiny.train(trainer, arguments)\n"
-    assert training in source
     with slow_server() as address:
         body = JUDGE.replace("ADDRESS", repr(address)).replace("SECONDS", str(seconds))
         body = body.replace("RANKS", repr(ranks))
-        (tmp_path / "judged.py").write_text(source.replace(training, body.replace("FUNCTIONS", functions)))
+        before_training(tmp_path / "judged.py", body.replace("FUNCTIONS", functions))
         given = ("--deadline-first", str(limit)) if limit else ()
         run = runs(
             "--deadline-floor", "3", *given, "--nproc-per-node", "2", "judged.py", "--output-dir", "out",
-            "--max-steps", "3", "--save-steps", "2", environment={"PYTHONPATH": str(SCRIPTS)},
+            "--max-steps", "3", "--save-steps", "2", environment=WITH_SCRIPTS,
         ).start()  # fmt: skip
         if limit is None:
             run.until_event("warning")

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from support.loops import differences
+from support.references import torchrun
 from support.runs import BIN, SCRIPTS, Run, Runs, alive
 
 SCRIPT = str(SCRIPTS / "own_loop.py")
@@ -48,8 +49,7 @@ def undisturbed(tmp_path: Path, script: str, *arguments: str, ranks: int = 2) ->
     """Return the digest of the weights that torchrun's run ends with, in `torchrun/`."""
     folder = tmp_path / "torchrun"
     folder.mkdir()
-    command = [str(BIN / "torchrun"), "--standalone", "--nproc-per-node", str(ranks), script, *arguments]
-    subprocess.run(command, cwd=folder, check=True, timeout=240, capture_output=True)
+    torchrun(folder, ["--standalone", "--nproc-per-node", str(ranks), script, *arguments])
     return next(folder.rglob("weights.sha256")).read_text()
 
 

@@ -10,7 +10,7 @@ import pytest
 from support.partition import check_partition
 from support.runs import SCRIPTS, Runs, digest
 
-STEPS = ("--max-steps", "12", "--save-steps", "4", "--record-partition")
+STEPS = ("--max-steps", "8", "--save-steps", "4", "--record-partition")
 
 
 def _local_parts(output_dir: Path) -> list[dict[str, Any]]:

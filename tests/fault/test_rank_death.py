@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
-import random
 import signal
 from pathlib import Path
 
 import pytest
 from faults import fault
 from support.references import undisturbed
-from support.runs import SCRIPTS, Runs, alive, digest
-from support.trainer_and_loop import LOOP, TRAINER, loop_in_full
+from support.runs import SCRIPTS, WITH_SCRIPTS, Runs, alive, before_training, digest
+from support.trainer_and_loop import LOOP, TRAINER
 
 from grpo_run.watchdog.observation import Phase
 
@@ -21,12 +20,17 @@ from grpo_run.watchdog.observation import Phase
     [TRAINER, pytest.param("rloo.py", marks=pytest.mark.full), pytest.param(LOOP, marks=pytest.mark.full)],
 )
 def test_kill_between_checkpoints_changes_no_weight(script: str, runs: Runs, tmp_path: Path) -> None:
-    """SIGKILL of a rank between two checkpoints causes one recovery; the weights equal torchrun's."""
+    """SIGKILL of a rank between two checkpoints causes one recovery; the weights equal torchrun's.
+
+    The incident contains the surviving rank's stack with the line where it waited, read before it was ended.
+    """
     steps = ("--max-steps", "12", "--save-steps", "4")
     run = runs("--nproc-per-node", "2", str(SCRIPTS / script), "--output-dir", "ours", *steps)
     with run.held(after=6):
         run.start().until_step(6)
+        run.until_phase(0, Phase.forward_backward if script == LOOP else Phase.reward)
         run.kill(1)
+        run.until_event("attempt_started", attempt=1)
     run.ended()
     assert digest(tmp_path / "ours") == undisturbed(script, 12)
     (recovery,) = run.status()["recoveries"]
@@ -36,6 +40,19 @@ def test_kill_between_checkpoints_changes_no_weight(script: str, runs: Runs, tmp
     assert recovery["lost_steps"] <= 4
     assert recovery["detection_seconds"] is not None
     assert recovery["recovery_seconds"] is not None
+    (incident,) = (run.directory / "incidents").iterdir()
+    assert incident.name == "0001-signal"
+    (verdict,) = run.verdicts()
+    assert verdict["culprits"] == [1]
+    assert verdict["waiters"] == [0]
+    assert "SIGKILL" in verdict["sentence"]
+    stack = (incident / "stacks" / "rank0.txt").read_text()
+    assert "Current thread" in stack or "Thread" in stack
+    assert "in overlap" in stack  # the survivor was in its reward function
+    assert (incident / "memory" / "rank0.status").read_text().count("VmRSS") == 1
+    memory = json.loads((incident / "memory" / "phases.json").read_text())
+    assert set(memory) == {"0", "1"}
+    assert all(one["phases"]["optimizer"]["resident_bytes"] > 0 for one in memory.values())
 
 
 def test_a_mixture_of_experts_keeps_its_experts(runs: Runs, tmp_path: Path) -> None:
@@ -48,53 +65,6 @@ def test_a_mixture_of_experts_keeps_its_experts(runs: Runs, tmp_path: Path) -> N
     ).start().ended()  # fmt: skip
     assert digest(tmp_path / "ours") == undisturbed("experts.py", 8)
     assert len(run.status()["recoveries"]) == 1
-
-
-@loop_in_full
-def test_evidence_is_on_disk_before_the_kill(script: str, runs: Runs, tmp_path: Path) -> None:
-    """The incident of a killed rank contains the surviving rank's stack with the line where it waited."""
-    run = runs(
-        "--nproc-per-node", "2", str(SCRIPTS / script), "--output-dir", "out",
-        "--max-steps", "6", "--save-steps", "2", "--step-seconds", "1.5",
-    ).start()  # fmt: skip
-    run.until_step(2)
-    run.until_phase(1, Phase.reward if script == TRAINER else Phase.forward_backward)
-    run.kill(0)
-    run.ended()
-    (incident,) = (run.directory / "incidents").iterdir()
-    assert incident.name == "0001-signal"
-    (verdict,) = run.verdicts()
-    assert verdict["culprits"] == [0]
-    assert verdict["waiters"] == [1]
-    assert "SIGKILL" in verdict["sentence"]
-    stack = (incident / "stacks" / "rank1.txt").read_text()
-    assert "Current thread" in stack or "Thread" in stack
-    assert "in overlap" in stack  # the survivor was in its reward function
-    assert (incident / "memory" / "rank1.status").read_text().count("VmRSS") == 1
-    memory = json.loads((incident / "memory" / "phases.json").read_text())
-    assert set(memory) == {"0", "1"}
-    assert all(one["phases"]["optimizer"]["resident_bytes"] > 0 for one in memory.values())
-
-
-@pytest.mark.full
-def test_twenty_kills_at_random_steps_and_ranks(runs: Runs, tmp_path: Path) -> None:
-    """Twenty SIGKILLs over one long epoch: twenty automatic recoveries and the same final weights."""
-    steps = 160
-    arguments = ("--max-steps", str(steps), "--save-steps", "4")
-    dice = random.Random(20)
-    run = runs(
-        "--nproc-per-node", "2", str(SCRIPTS / "grpo.py"), "--output-dir", "ours", *arguments,
-        "--step-seconds", "0.02",
-    ).start()  # fmt: skip
-    for attempt, step in enumerate(sorted(dice.sample(range(2, steps - 8), 20)), 1):
-        run.until_step(step)
-        run.kill(dice.randrange(2))
-        run.until_event("attempt_started", attempt=attempt)
-    run.ended(timeout_seconds=300)
-    assert digest(tmp_path / "ours") == undisturbed("grpo.py", steps)
-    recoveries = run.status()["recoveries"]
-    assert len(recoveries) == 20
-    assert all(recovery["action"] == "restart" and recovery["recovery_seconds"] for recovery in recoveries)
 
 
 def test_finished_train_call_is_restored_and_not_repeated(runs: Runs, tmp_path: Path) -> None:
@@ -129,10 +99,7 @@ def test_exception_prints_the_users_traceback_and_stops(runs: Runs, tmp_path: Pa
     assert [recovery["action"] for recovery in status["recoveries"]] == ["stop"]
 
 
-POISON = {
-    TRAINER: (
-        "    tiny.train(trainer, arguments)\n",
-        """
+POISON = """
     from transformers import TrainerCallback
 
     class Poison(TrainerCallback):
@@ -141,30 +108,15 @@ POISON = {
                 raise ValueError('poisoned batch')
 
     trainer.add_callback(Poison())
-    tiny.train(trainer, arguments)
-""",
-    ),
-    LOOP: (
-        "        optimizer.zero_grad()\n",
-        (
-            "        if step == 6:\n            raise ValueError('poisoned batch')\n       "
-            " optimizer.zero_grad()\n"
-        ),
-    ),
-}
-"""A line of each script, and what raises in step 7 of every attempt."""
+"""
 
 
-@loop_in_full
-def test_deterministic_failure_stops_the_run(script: str, runs: Runs, tmp_path: Path) -> None:
+def test_deterministic_failure_stops_the_run(runs: Runs, tmp_path: Path) -> None:
     """An exception that repeats at the same step stops the run after one retry, even with new checkpoints."""
-    source, (line, poison) = (SCRIPTS / script).read_text(), POISON[script]
-    assert line in source
-    poisoned = source.replace(line, poison)
-    (tmp_path / "poison.py").write_text(poisoned)
+    before_training(tmp_path / "poison.py", POISON)
     run = runs(
         "--nproc-per-node", "2", "poison.py", "--output-dir", "out", "--max-steps", "12", "--save-steps", "4",
-        environment={"PYTHONPATH": str(SCRIPTS)},
+        environment=WITH_SCRIPTS,
     ).start().ended(93)  # fmt: skip
     status = run.status()
     assert [recovery["action"] for recovery in status["recoveries"]] == ["restart", "stop"]
@@ -173,11 +125,10 @@ def test_deterministic_failure_stops_the_run(script: str, runs: Runs, tmp_path: 
     assert status["checkpoint"]["step"] == 6  # the snapshot before the failing step
 
 
-@loop_in_full
-def test_failures_without_progress_stop_the_run(script: str, runs: Runs) -> None:
+def test_failures_without_progress_stop_the_run(runs: Runs) -> None:
     """Repeated kills without a new checkpoint exhaust the restart budget: exit code 93."""
     run = runs(
-        "--max-restarts", "2", "--snapshot-every", "20", "--nproc-per-node", "1", str(SCRIPTS / script),
+        "--max-restarts", "2", "--snapshot-every", "20", "--nproc-per-node", "1", str(SCRIPTS / TRAINER),
         "--output-dir", "out", "--max-steps", "40", "--save-steps", "20", "--step-seconds", "0.05",
     ).start()  # fmt: skip
     for attempt in range(3):
@@ -201,56 +152,30 @@ def test_no_process_of_a_rank_outlives_the_run(runs: Runs, tmp_path: Path) -> No
     assert alive(children) == []
 
 
-LEAVE = {
-    TRAINER: (
-        "import tiny\n",
-        """
-import os, pathlib, sys, tiny, transformers
+LEAVE = """
+    import os, pathlib, sys, transformers
 
-class Leave(transformers.TrainerCallback):
-    def on_step_end(self, args, state, control, **kwargs):
-        if state.global_step == 5 and not pathlib.Path("left").exists():
-            pathlib.Path("left").touch()
-            HOW
+    class Leave(transformers.TrainerCallback):
+        def on_step_end(self, args, state, control, **kwargs):
+            if state.global_step == 5 and not pathlib.Path("left").exists():
+                pathlib.Path("left").touch()
+                HOW
 
-tiny.callbacks = lambda arguments: [Leave()]
-""",
-    ),
-    LOOP: (
-        "        scheduler.step()\n",
-        """
-        scheduler.step()
-        import os, pathlib, sys
-        if step == 4 and not pathlib.Path("left").exists():
-            pathlib.Path("left").touch()
-            HOW
-""",
-    ),
-}
-"""A line of each script, and what exits without an error at the end of step 5, once."""
+    trainer.add_callback(Leave())
+"""
 
 
-@pytest.mark.parametrize(
-    ("script", "how"),
-    [
-        (TRAINER, "os._exit(0)"),
-        pytest.param(TRAINER, "sys.exit(0)", marks=pytest.mark.full),
-        # a loop that is left by sys.exit(0) counts as left on purpose
-        pytest.param(LOOP, "os._exit(0)", marks=pytest.mark.full),
-    ],
-)
+@pytest.mark.parametrize("how", ["os._exit(0)", pytest.param("sys.exit(0)", marks=pytest.mark.full)])
 def test_a_rank_that_exits_with_0_inside_training_has_not_finished(
-    script: str, how: str, runs: Runs, tmp_path: Path
+    how: str, runs: Runs, tmp_path: Path
 ) -> None:
     """It is a fault with its line or position, not "Finished at step 4 of 12"."""
-    source, (line, leave) = (SCRIPTS / script).read_text(), LEAVE[script]
-    assert line in source
-    (tmp_path / "leaves.py").write_text(source.replace(line, leave.replace("HOW", how), 1))
+    before_training(tmp_path / "leaves.py", LEAVE.replace("HOW", how))
     run = runs(
         "--nproc-per-node", "1", "leaves.py", "--output-dir", "ours", "--max-steps", "8", "--save-steps", "2",
-        environment={"PYTHONPATH": str(SCRIPTS)}
+        environment=WITH_SCRIPTS
     ).start().ended()  # fmt: skip
     (incident,) = run.events("incident")
     assert incident["cause"] == "rank_exited_early"
     assert "exited with code 0 in step 5" in incident["sentence"]
-    assert digest(tmp_path / "ours") == undisturbed(script, 8, ranks=1)
+    assert digest(tmp_path / "ours") == undisturbed(TRAINER, 8, ranks=1)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from support.runs import SCRIPTS, Runs
+from support.runs import WITH_SCRIPTS, Runs, before_training
 
-READER = """    from pathlib import Path
+READER = """
+    from pathlib import Path
 
     from transformers import TrainerCallback
 
@@ -19,18 +20,15 @@ READER = """    from pathlib import Path
 
     if trainer.is_world_process_zero():
         trainer.add_callback(Uploader())
-    tiny.train(trainer, arguments)
 """
 
 
 def test_on_save_callback_of_rank_zero_finds_a_complete_checkpoint(runs: Runs, tmp_path: Path) -> None:
     """`on_save` finds each checkpoint complete on disk and is not called for snapshots."""
-    source = (SCRIPTS / "grpo.py").read_text()
-    assert "    tiny.train(trainer, arguments)\n" in source
-    (tmp_path / "uploads.py").write_text(source.replace("    tiny.train(trainer, arguments)\n", READER))
+    before_training(tmp_path / "uploads.py", READER)
     run = runs(
         "--snapshot-every", "1", "--nproc-per-node", "2", "uploads.py", "--output-dir", "out",
-        "--max-steps", "6", "--save-steps", "2", environment={"PYTHONPATH": str(SCRIPTS)},
+        "--max-steps", "6", "--save-steps", "2", environment=WITH_SCRIPTS,
     ).start().ended()  # fmt: skip
     assert run.status()["recoveries"] == []
     assert (tmp_path / "uploaded.txt").read_text().split() == ["2", "4", "6"]

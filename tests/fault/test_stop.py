@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 from support import containers
 from support.references import undisturbed
-from support.runs import BIN, SCRIPTS, Run, Runs, alive, descendants, digest
-from support.trainer_and_loop import LOOP, TRAINER, both, loop_in_full
+from support.runs import BIN, SCRIPTS, WITH_SCRIPTS, Run, Runs, alive, descendants, digest
+from support.trainer_and_loop import LOOP, TRAINER
 
 from grpo_run.runtime.checkpoints.digests import verify_digests
 from grpo_run.runtime.checkpoints.manifest import read_manifest
@@ -26,7 +26,7 @@ STEPS = ("--max-steps", "16", "--save-steps", "8")
 @pytest.mark.parametrize(
     ("script", "ways", "cold"),
     [
-        pytest.param(TRAINER, ("SIGTERM", "command", "container"), None, id="trainer"),
+        pytest.param(TRAINER, ("group", "command", "container"), None, id="trainer"),
         pytest.param(LOOP, ("SIGTERM",), None, id="loop"),
         pytest.param(TRAINER, ("SIGTERM", "SIGINT"), True, marks=pytest.mark.full, id="trainer-cold"),
         pytest.param(
@@ -40,7 +40,7 @@ def test_stop_saves_on_one_step_and_the_same_command_resumes(
     """All ranks stop at one step with one checkpoint and code 75; the run is stopped, not failed.
 
     The same command resumes, is stopped in the next way, and ends with equal weights. The command of
-    `--on-end` is told every end.
+    `--on-end` is told every end. A signal to the process group reaches the supervisor alone.
     """
     run = runs(
         "--on-end", "cat > end.json", "--nproc-per-node", "2", str(SCRIPTS / script), "--output-dir", "ours",
@@ -53,6 +53,8 @@ def test_stop_saves_on_one_step_and_the_same_command_resumes(
             if way in ("command", "container"):
                 shown = run.command("stop") if way == "command" else stop_from_another_container(run)
                 assert ("in another container" in shown) == (way == "container")
+            elif way == "group":
+                os.killpg(run.process.pid, signal.SIGTERM)
             else:
                 run.send_signal(getattr(signal, way))
             run.until_event("stop_requested", count=number)
@@ -91,8 +93,6 @@ def stop_from_another_container(run: Run) -> str:
         pytest.param(TRAINER, (), None, id="trainer-warm"),
         pytest.param(TRAINER, (), True, marks=pytest.mark.full, id="trainer-cold"),
         pytest.param(TRAINER, ("--no-preload",), True, marks=pytest.mark.full, id="trainer-fresh"),
-        pytest.param(LOOP, (), True, marks=pytest.mark.full, id="loop-cold"),
-        pytest.param(LOOP, ("--no-preload",), True, marks=pytest.mark.full, id="loop-fresh"),
     ],
 )
 def test_killed_supervisor_leaves_no_orphan_and_the_same_command_resumes(
@@ -125,10 +125,9 @@ def test_killed_supervisor_leaves_no_orphan_and_the_same_command_resumes(
 SHORT = ("--output-dir", "ours", "--max-steps", "4", "--save-steps", "4")
 
 
-@loop_in_full
-def test_second_signal_stops_at_once(script: str, runs: Runs) -> None:
+def test_second_signal_stops_at_once(runs: Runs) -> None:
     """A second stop request does not wait for a rank that cannot reach its next vote: code 75."""
-    run = runs("--nproc-per-node", "1", str(SCRIPTS / script), *SHORT)
+    run = runs("--nproc-per-node", "1", str(SCRIPTS / TRAINER), *SHORT)
     with run.held(after=1):
         run.start().until_step(1)
         pid = run.pid(0)
@@ -158,7 +157,7 @@ def test_a_run_with_long_paths_stops_before_its_first_save_and_starts_again_in_a
     temporary.mkdir()
     run = runs(
         "--nproc-per-node", "2", "guarded.py", "--output-dir", "ours", *STEPS, name="r" * 220, cold=True,
-        environment={"PYTHONPATH": str(SCRIPTS), "TMPDIR": str(temporary)},
+        environment={**WITH_SCRIPTS, "TMPDIR": str(temporary)},
     )  # fmt: skip
     with run.held(after=1):
         run.start().until_step(1)
@@ -185,10 +184,9 @@ def test_a_run_with_long_paths_stops_before_its_first_save_and_starts_again_in_a
     assert digest(tmp_path / "ours") == undisturbed("grpo.py", 16)
 
 
-@loop_in_full
-def test_stop_timeout_kills_ranks_that_do_not_vote(script: str, runs: Runs) -> None:
+def test_stop_timeout_kills_ranks_that_do_not_vote(runs: Runs) -> None:
     """`--stop-timeout` bounds the wait for an agreed checkpoint."""
-    run = runs("--stop-timeout", "0.5", "--nproc-per-node", "1", str(SCRIPTS / script), *SHORT)
+    run = runs("--stop-timeout", "0.5", "--nproc-per-node", "1", str(SCRIPTS / TRAINER), *SHORT)
     with run.held(after=1):
         run.start().until_step(1)
         run.send_signal(signal.SIGTERM)
@@ -228,14 +226,13 @@ def test_a_stop_while_another_node_is_awaited_ends_the_run(runs: Runs, tmp_path:
     run.ended(75, timeout_seconds=20)
 
 
-@loop_in_full
-def test_save_request_makes_one_joint_checkpoint(script: str, runs: Runs, tmp_path: Path) -> None:
+def test_save_request_makes_one_joint_checkpoint(runs: Runs, tmp_path: Path) -> None:
     """`grpo-run save` writes a complete checkpoint outside the schedule, and training continues.
 
     With `--wait` it prints the path, and rotation leaves the checkpoint.
     """
     run = runs(
-        "--nproc-per-node", "2", str(SCRIPTS / script), "--output-dir", "ours", "--max-steps", "24",
+        "--nproc-per-node", "2", str(SCRIPTS / TRAINER), "--output-dir", "ours", "--max-steps", "12",
         "--save-steps", "4", "--save-total-limit", "1", "--step-seconds", "0.3",
     ).start()  # fmt: skip
     run.until_step(1)
@@ -247,19 +244,16 @@ def test_save_request_makes_one_joint_checkpoint(script: str, runs: Runs, tmp_pa
     )
     assert manifest.kept
     run.ended()
-    assert list((tmp_path / "ours").glob("checkpoint-*")) == [tmp_path / "ours" / "checkpoint-24"]
+    assert list((tmp_path / "ours").glob("checkpoint-*")) == [tmp_path / "ours" / "checkpoint-12"]
     verify_digests(path, read_manifest(path).files)
 
 
 @pytest.mark.full
-@both
-def test_another_number_of_ranks_is_refused_and_the_same_continues(
-    script: str, runs: Runs, tmp_path: Path
-) -> None:
+def test_another_number_of_ranks_is_refused_and_the_same_continues(runs: Runs, tmp_path: Path) -> None:
     """Nothing is loaded or written by the refused launch, which names the number that matches; equal weights
     in the end.
     """
-    command = (str(SCRIPTS / script), "--output-dir", "ours", *STEPS, "--step-seconds", "0.05")
+    command = (str(SCRIPTS / TRAINER), "--output-dir", "ours", *STEPS, "--step-seconds", "0.05")
     run = runs("--nproc-per-node", "2", *command)
     run.stopped(after=3)
     before = sorted(path for path in (tmp_path / "ours").rglob("*"))
@@ -270,7 +264,7 @@ def test_another_number_of_ranks_is_refused_and_the_same_continues(
     assert sorted(path for path in (tmp_path / "ours").rglob("*")) == before
     run.arguments[1] = "2"
     run.start().ended()
-    assert digest(tmp_path / "ours") == undisturbed(script, 16)
+    assert digest(tmp_path / "ours") == undisturbed(TRAINER, 16)
 
 
 def test_signal_after_the_last_line_is_a_warning(runs: Runs, tmp_path: Path) -> None:
@@ -288,27 +282,12 @@ def test_signal_after_the_last_line_is_a_warning(runs: Runs, tmp_path: Path) -> 
 
 def test_script_exit_codes_are_kept(runs: Runs, tmp_path: Path) -> None:
     """`sys.exit(0)`, `os._exit(0)` and `raise SystemExit` finish the run, as under torchrun."""
-    for name, line in (
-        ("a", "import sys; sys.exit(0)"),
-        ("b", "import os; os._exit(0)"),
-        ("c", "raise SystemExit"),
-    ):
-        (tmp_path / f"{name}.py").write_text(line + "\n")
-        runs("--nproc-per-node", "2", f"{name}.py", name=name).start().ended()
-    assert os.listdir(tmp_path / "a" / "attempts") == ["000"]
-
-
-@loop_in_full
-def test_signal_to_the_whole_group_still_saves(script: str, runs: Runs, tmp_path: Path) -> None:
-    """A signal to the process group reaches the supervisor alone: one checkpoint, code 75."""
-    run = runs("--nproc-per-node", "2", str(SCRIPTS / script), "--output-dir", "ours", *STEPS)
-    with run.held(after=3):
-        run.start().until_step(3)
-        os.killpg(run.process.pid, signal.SIGTERM)
-        run.until_event("stop_requested")
-    run.ended(75)
-    assert run.status()["recoveries"] == []
-    assert run.status()["checkpoint"]["step"] >= 3
+    (tmp_path / "ends.py").write_text(
+        "import os, sys\nif os.environ['RANK'] == '0': sys.exit(0)\n"
+        "if os.environ['RANK'] == '1': os._exit(0)\nraise SystemExit\n"
+    )
+    run = runs("--nproc-per-node", "3", "ends.py").start().ended()
+    assert os.listdir(run.directory / "attempts") == ["000"]
 
 
 @pytest.mark.parametrize(
@@ -389,11 +368,10 @@ def test_a_named_signal_to_every_process_saves_and_stops(
     assert status["checkpoint"]["step"] == status["step"] >= 3
 
 
-@loop_in_full
-def test_a_closed_terminal_does_not_end_the_run(script: str, runs: Runs, tmp_path: Path) -> None:
+def test_a_closed_terminal_does_not_end_the_run(runs: Runs, tmp_path: Path) -> None:
     """When the reader of its output exits (`| head`), the run continues and exits with 0."""
     run = runs(
-        "--nproc-per-node", "1", str(SCRIPTS / script), "--output-dir", "ours", *STEPS, "--step-seconds",
+        "--nproc-per-node", "1", str(SCRIPTS / TRAINER), "--output-dir", "ours", *STEPS, "--step-seconds",
         "0.02"
     )  # fmt: skip
     reader, writer = os.pipe()

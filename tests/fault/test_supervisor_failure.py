@@ -8,15 +8,12 @@ from pathlib import Path
 import pytest
 from support.references import undisturbed
 from support.runs import SCRIPTS, Run, Runs, digest, special
-from support.trainer_and_loop import TRAINER, loop_in_full
+from support.trainer_and_loop import TRAINER
 
-
-def grpo(script: str) -> tuple[str, ...]:
-    """Return the arguments of a run of a script."""
-    return (
-        "--nproc-per-node", "2", str(SCRIPTS / script), "--output-dir", "ours", "--max-steps", "16",
-        "--save-steps", "8", "--step-seconds", "0.05",
-    )  # fmt: skip
+GRPO = (
+    "--nproc-per-node", "2", str(SCRIPTS / TRAINER), "--output-dir", "ours", "--max-steps", "16",
+    "--save-steps", "8", "--step-seconds", "0.05",
+)  # fmt: skip
 
 
 def reported(run: Run) -> dict[str, str]:
@@ -27,12 +24,9 @@ def reported(run: Run) -> dict[str, str]:
     return report
 
 
-@loop_in_full
-def test_after_a_failure_of_the_supervisor_the_same_command_resumes(
-    script: str, runs: Runs, tmp_path: Path
-) -> None:
+def test_after_a_failure_of_the_supervisor_the_same_command_resumes(runs: Runs, tmp_path: Path) -> None:
     """The ranks save at an agreed step: code 75, equal weights in the end."""
-    run = runs("--on-end", "cat > end.json", *grpo(script), program=special("failing", "poll"))
+    run = runs("--on-end", "cat > end.json", *GRPO, program=special("failing", "poll"))
     with run.held(after=3):
         run.start().until_step(3)
         (tmp_path / "fail").touch()
@@ -49,13 +43,13 @@ def test_after_a_failure_of_the_supervisor_the_same_command_resumes(
     assert end["sentence"].startswith("grpo-run itself failed")
     (tmp_path / "fail").unlink()
     run.start().ended()
-    assert digest(tmp_path / "ours") == undisturbed(script, 16)
+    assert digest(tmp_path / "ours") == undisturbed(TRAINER, 16)
 
 
 @pytest.mark.full
 def test_a_failure_while_an_attempt_is_prepared_gives_the_run_up(runs: Runs) -> None:
     """No rank is running: code 93, a report, and no traceback on the terminal."""
-    run = runs(*grpo(TRAINER), program=special("failing", "start"))
+    run = runs(*GRPO, program=special("failing", "start"))
     with run.held(after=3):
         run.start().until_step(3)
         run.kill(1)

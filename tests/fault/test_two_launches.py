@@ -50,7 +50,13 @@ def test_a_second_launch_is_refused_whatever_its_options(runs: Runs, tmp_path: P
     assert not list((tmp_path / "out").glob("replaced-*"))
 
 
-@pytest.mark.parametrize("second_words", [WORDS, (*WORDS, "--seed", "4")], ids=["same", "other"])
+@pytest.mark.parametrize(
+    "second_words",
+    [
+        pytest.param(WORDS, id="same"),
+        pytest.param((*WORDS, "--seed", "4"), id="other", marks=pytest.mark.full),
+    ],
+)
 def test_of_two_launches_in_one_moment_one_trains(runs: Runs, second_words: tuple[str, ...]) -> None:
     """Either of them. When it has been killed, the other takes the directory over."""
     both = [runs(*words, name=name) for name, words in (("first", WORDS), ("second", second_words))]

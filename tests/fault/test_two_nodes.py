@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from support.references import undisturbed
 from support.runs import SCRIPTS, Run, Runs, digest
-from support.trainer_and_loop import LOOP, TRAINER, loop_in_full
+from support.trainer_and_loop import TRAINER
 
 STEPS = ("--max-steps", "16", "--save-steps", "4")
 
@@ -20,29 +20,22 @@ def _free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def _nodes(runs: Runs, script: str, *extra: str, cold: bool | None = None) -> tuple[Run, Run]:
+def _nodes(runs: Runs, *, cold: bool | None = None) -> tuple[Run, Run]:
     endpoint = f"127.0.0.1:{_free_port()}"
     shared = (
         "--run-id", "pair", "--nnodes", "2", "--rdzv-backend", "c10d", "--rdzv-id", "pair",
         "--rdzv-endpoint", endpoint, "--local-addr", "127.0.0.1", "--nproc-per-node", "1",
-        str(SCRIPTS / script), "--output-dir", "ours", *STEPS, *extra,
+        str(SCRIPTS / TRAINER), "--output-dir", "ours", *STEPS,
     )  # fmt: skip
     return runs(*shared, name="node0", cold=cold), runs(*shared, name="node1", cold=cold)
 
 
-@pytest.mark.parametrize(
-    ("script", "cold"),
-    [
-        pytest.param(TRAINER, None, id="trainer-warm"),
-        pytest.param(TRAINER, True, marks=pytest.mark.full, id="trainer-cold"),
-        pytest.param(LOOP, None, marks=pytest.mark.full, id="loop-warm"),
-    ],
-)
+@pytest.mark.parametrize("cold", [None, pytest.param(True, marks=pytest.mark.full)], ids=["warm", "cold"])
 def test_rank_killed_on_one_node_restarts_both_with_equal_weights(
-    script: str, cold: bool | None, runs: Runs, tmp_path: Path
+    cold: bool | None, runs: Runs, tmp_path: Path
 ) -> None:
     """Both nodes restart from the same checkpoint and end with torchrun's weights."""
-    nodes = _nodes(runs, script, cold=cold)
+    nodes = _nodes(runs, cold=cold)
     with nodes[0].held(after=8):
         for node in nodes:
             node.start()
@@ -52,14 +45,13 @@ def test_rank_killed_on_one_node_restarts_both_with_equal_weights(
         victim.kill(1)
     for node in nodes:
         node.ended()
-    assert digest(tmp_path / "ours") == undisturbed(script, 16)
+    assert digest(tmp_path / "ours") == undisturbed(TRAINER, 16)
     assert victim.status()["recoveries"][0]["cause"] == "signal"
 
 
-@loop_in_full
-def test_stop_on_one_node_stops_all_on_one_step(script: str, runs: Runs, tmp_path: Path) -> None:
+def test_stop_on_one_node_stops_all_on_one_step(runs: Runs, tmp_path: Path) -> None:
     """SIGTERM to one supervisor stops the ranks of both nodes at one step, with code 75."""
-    nodes = _nodes(runs, script)
+    nodes = _nodes(runs)
     with nodes[0].held(after=5):
         for node in nodes:
             node.start()

@@ -47,7 +47,8 @@ def test_the_example_of_the_page_works(tmp_path: Path) -> None:
     environment = {"PYTHONPATH": str(folder)}
     run = Run(
         tmp_path,
-        ["--nproc-per-node", "2", "--count-prompts-above", "1", str(SCRIPTS / "grpo.py"), "--max-steps", "2"],
+        ["--nproc-per-node", "2", "--count-prompts-above", "1", str(SCRIPTS / "grpo.py"),
+         "--output-dir", "out", "--max-steps", "2"],
         environment=environment, program=(sys.executable, "-m", "grpo_run"), cold=True,
     )  # fmt: skip
     try:

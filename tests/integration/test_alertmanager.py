@@ -146,7 +146,7 @@ def test_each_planted_fault_is_sent_once_and_a_good_run_only_its_end(
     The first step lasts until both runs have been scraped: a counter whose first sample is 1 has not risen.
     """
     received, client, targets = inbox
-    seconds = 15 if "[1s]" in request.node.name else 60
+    seconds = 8 if "[1s]" in request.node.name else 60
     slow = ["--inject", f"slow@rank0:step1:seconds={seconds}"]
     faults = ["--inject", "kill@rank1:step4", "--inject", "lock@rank1:step7"]
     common = [*slow, *STEPS]

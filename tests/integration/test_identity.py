@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from support.references import undisturbed
-from support.runs import SCRIPTS, Run, Runs, digest
+from support.runs import SCRIPTS, WITH_SCRIPTS, Run, Runs, digest
 
 from grpo_run.runtime.launch.imported_files import read_record
 
@@ -20,7 +20,7 @@ STEPS = ("--max-steps", "12", "--save-steps", "8", "--output-dir", "ours", "--st
 def stopped(runs: Runs, tmp_path: Path) -> Run:
     """A run of a script in the working directory that was stopped with a checkpoint."""
     shutil.copy(SCRIPTS / "grpo.py", tmp_path / "train.py")
-    run = runs("train.py", *STEPS, environment={"PYTHONPATH": str(SCRIPTS), "SEED": "1"})
+    run = runs("train.py", *STEPS, environment={**WITH_SCRIPTS, "SEED": "1"})
     return run.stopped(after=3)
 
 
@@ -83,15 +83,14 @@ def test_another_command_does_not_train_over_a_run_that_has_not_finished(
 ) -> None:
     """Neither in its run directory nor in its output directory; `--fresh` says that it may."""
     saved = checkpoints(tmp_path)
-    environment = {"PYTHONPATH": str(SCRIPTS)}
     words = ["train.py", *STEPS, "--learning-rate", "0.1"]
     stopped.arguments = words
     assert "of another command" in refused(stopped)
-    other = runs(*words, name="other", environment=environment)
+    other = runs(*words, name="other", environment=WITH_SCRIPTS)
     line = refused(other)
     assert f"--resume-from {stopped.events('run_started')[0]['run']}" in line
     assert checkpoints(tmp_path) == saved
-    fresh = runs("--fresh", *words, name="fresh", environment=environment).start()
+    fresh = runs("--fresh", *words, name="fresh", environment=WITH_SCRIPTS).start()
     fresh.ended()
     assert starts(fresh) == [0]
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from support import loops, warm
 from support.references import undisturbed
-from support.runs import BIN, QUIET, SCRIPTS, Runs, digest, special
+from support.runs import BIN, QUIET, SCRIPTS, WITH_SCRIPTS, Runs, digest, special
 
 STEPS = ("--max-steps", "12", "--save-steps", "4")
 
@@ -116,7 +116,7 @@ def test_ranks_start_with_the_libraries_that_a_step_imports(runs: Runs, tmp_path
     )
     runs(
         "--nproc-per-node", "1", "script.py", "--output-dir", "ours", "--max-steps", "2", "--save-steps", "4",
-        environment={"PYTHONPATH": str(SCRIPTS)},
+        environment=WITH_SCRIPTS,
     ).start().ended()  # fmt: skip
     assert (tmp_path / "new.txt").read_text().split() == ["tiny"]  # a module beside the test scripts
 
@@ -205,8 +205,7 @@ def _cpu_seconds(pid: int) -> float:
 @pytest.mark.parametrize(
     ("delay_seconds", "number"),
     [
-        (0.1, signal.SIGINT), (0.6, signal.SIGINT), (1.3, signal.SIGINT), (2.3, signal.SIGINT),
-        (0.6, signal.SIGTERM), (0.6, signal.SIGHUP),
+        (0.1, signal.SIGHUP), (0.6, signal.SIGINT), (1.3, signal.SIGTERM), (2.3, signal.SIGINT),
     ],
 )  # fmt: skip
 def test_a_signal_during_start_up_is_one_line(

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from support.runs import SCRIPTS, Run, Runs
 
-from grpo_run.runtime.history.reader import RunReader
 from grpo_run.runtime.history.run_directory import RunDirectory
+from grpo_run.runtime.launching.reading import run_reader
 
 SCRIPT = "kept_memory.py"
 INIT = "def __init__(self) -> None:"
@@ -78,8 +78,8 @@ def test_what_merely_grows_is_in_the_status_and_not_on_the_terminal(runs: Runs) 
     found = findings(run, *GROWING, steps=LONG)
     find_all(found, GROWING)
     assert "memory: " not in run.output.read_text()
-    listed = RunReader(RunDirectory(path=run.directory)).read().history.memory_trace.lines()
-    assert sorted(listed) == sorted(finding["sentence"] for finding in found)
+    listed = run_reader(RunDirectory(path=run.directory)).history().notes()
+    assert sorted(listed) == sorted(f"memory: {finding['sentence']}" for finding in found)
 
 
 def test_nothing_is_found_in_a_script_with_a_bounded_buffer(runs: Runs) -> None:
@@ -100,8 +100,8 @@ def test_a_leak_of_one_rank_is_named_with_it_and_said_once_in_a_run(runs: Runs) 
         check(one, "graph")
     assert run.output.read_text().count("memory: ") == 1
     assert f"memory: rank 1: {found[0]['sentence']}" in run.output.read_text()
-    (listed,) = RunReader(RunDirectory(path=run.directory)).read().history.memory_trace.lines()
-    assert listed == f"rank 1: {found[0]['sentence']} (found in 2 attempts)"
+    (listed,) = run_reader(RunDirectory(path=run.directory)).history().notes()
+    assert listed == f"memory: rank 1: {found[0]['sentence']} (found in 2 attempts)"
 
 
 @pytest.mark.full

@@ -40,18 +40,6 @@ def demo(folder: Path, *arguments: str) -> Summary:
 
 @pytest.mark.full
 @pytest.mark.timeout(600)
-def test_a_short_demo_recovers_and_draws(tmp_path: Path) -> None:
-    """The killed rank recovers and the plot is written, with fewer steps than `make demo` takes, which
-    `.ci/run` runs.
-    """
-    demo(
-        tmp_path, "--set", "sft.max_steps=30", "--set", "grpo.max_steps=42",
-        "--set", "grpo.per_device_train_batch_size=16",
-    )  # fmt: skip
-
-
-@pytest.mark.full
-@pytest.mark.timeout(600)
 def test_the_demo_learns(tmp_path: Path) -> None:
     """The reward rises by at least 0.3 to at least 0.8. `.ci/run` runs the demo too, which does not judge the
     reward.

@@ -10,8 +10,6 @@ it.
 from __future__ import annotations
 
 import argparse
-import asyncio
-import fcntl
 import itertools
 import json
 import os
@@ -22,7 +20,6 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import places
@@ -64,82 +61,10 @@ def _join() -> None:
     thread.join()  # FAULT: join
 
 
-def _crossed() -> None:
-    first, second, both_held = threading.Lock(), threading.Lock(), threading.Barrier(2)
-
-    def other() -> None:
-        with second:
-            both_held.wait()
-            first.acquire()
-
-    threading.Thread(target=other, daemon=True).start()
-    with first:
-        both_held.wait()
-        second.acquire()  # FAULT: crossed
-
-
-def _future() -> None:
-    Future[int]().result()  # FAULT: future
-
-
-def _pool() -> None:
-    ThreadPoolExecutor(1).submit(threading.Event().wait).result()  # FAULT: pool
-
-
-def _asyncio() -> None:
-    asyncio.run(asyncio.Event().wait())  # FAULT: asyncio
-
-
-def _pipe() -> None:
-    reading, _writing = os.pipe()
-    os.read(reading, 1)  # FAULT: pipe
-
-
-def _forked_lock() -> None:
-    lock = threading.Lock()
-    lock.acquire()
-    if not (pid := os.fork()):
-        lock.acquire()
-    os.waitpid(pid, 0)  # FAULT: forked-lock
-
-
-def _full_pipe() -> None:
-    subprocess.Popen(["yes"], stdout=subprocess.PIPE).wait()  # FAULT: full-pipe
-
-
-def _flock() -> None:
-    for _ in range(2):
-        fcntl.flock(os.open("locked", os.O_RDWR | os.O_CREAT, 0o600), fcntl.LOCK_EX)  # FAULT: flock
-
-
-def _stopped_child() -> None:
-    subprocess.run(["sh", "-c", "kill -STOP $$"], check=True)  # FAULT: stopped-child
-
-
-def _poll() -> None:
-    any(time.sleep(0.2) for _ in itertools.count())  # type: ignore[func-returns-value] # FAULT: poll
-
-
 HANGS: dict[str, Callable[[], None]] = {
-    "sleep": _sleep,
-    "lock": _lock,
-    "stop": _stop,
-    "regex": _regex,
-    "busy": _busy,
-    "queue": _queue,
-    "child": _child,
-    "join": _join,
-    "crossed": _crossed,
-    "future": _future,
-    "pool": _pool,
-    "asyncio": _asyncio,
-    "pipe": _pipe,
-    "forked-lock": _forked_lock,
-    "full-pipe": _full_pipe,
-    "flock": _flock,
-    "poll": _poll,
-    "stopped-child": _stopped_child,
-}
+    "sleep": _sleep, "lock": _lock, "stop": _stop, "regex": _regex, "busy": _busy, "queue": _queue,
+    "child": _child, "join": _join,
+}  # fmt: skip
 
 
 class Fault:

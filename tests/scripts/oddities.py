@@ -1,7 +1,7 @@
 """A plain TRL GRPO script whose code waits, legitimately and long, where `--oddity` says.
 
-`--oddity WAIT:SECONDS@PLACE[:STEP[:RANK]]`, several times: a wait of `waits.py` and the files named there, on
-one rank, in place of `places.py`. `--group-oddity NAME:SECONDS@STEP`: communication of `groups.py` on every
+`--oddity WAIT:SECONDS@PLACE[:STEP[:RANK]]`, several times: a wait of `waits.py` on one rank, at a place of
+`places.py`. `--group-oddity NAME:SECONDS@STEP`: communication of `groups.py` on every
 rank, at the end of a step. The weights are those of a run without them. The script does not know what
 launches it.
 """
@@ -13,9 +13,7 @@ import re
 import time
 from dataclasses import dataclass
 
-import child_waits  # noqa: F401 - registers its waits
 import groups
-import outside_waits  # noqa: F401 - registers its waits
 import places
 import waits
 

@@ -115,7 +115,7 @@ def run(arguments: argparse.Namespace, visit: Visit) -> None:
 
 def _first_call(arguments: argparse.Namespace, tokenizer: Any) -> Any:
     """Train with SFT and return the model."""
-    first = {"max_steps": 4, "output_dir": arguments.output_dir / "sft", "exit_at_step": None}
+    first = {"max_steps": 4, "output_dir": arguments.output_dir / "sft"}
     sft = argparse.Namespace(**{**vars(arguments), **first})
     trainer = trainer_for(sft, sft.output_dir, tokenizer, tiny.model(len(tokenizer), arguments.seed))
     tiny.train(trainer, sft)

@@ -1,8 +1,8 @@
 """A plain TRL script with two trainers in one process: SFT first, then GRPO from the SFT model.
 
 Run it with `torchrun`, `accelerate launch` or `grpo-run launch`. The stages keep their checkpoints in
-`<output_dir>/sft` and `<output_dir>/grpo`; `--exit-at-step` counts in the GRPO stage. Writes
-`sft/weights.sha256` and, at the end, `weights.sha256`. Made for DDP.
+`<output_dir>/sft` and `<output_dir>/grpo`. Writes `sft/weights.sha256` and, at the end, `weights.sha256`.
+Made for DDP.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def main() -> None:
     tiny.use_test_shims()
     tokenizer = tiny.tokenizer()
 
-    sft = argparse.Namespace(**{**vars(arguments), "max_steps": arguments.sft_steps, "exit_at_step": None})
+    sft = argparse.Namespace(**{**vars(arguments), "max_steps": arguments.sft_steps})
     sft.output_dir = arguments.output_dir / "sft"
     first = trainer_for(sft, sft.output_dir, tokenizer, tiny.model(len(tokenizer), arguments.seed))
     tiny.train(first, sft)

@@ -17,8 +17,8 @@ import torch
 import trl
 from split_cases import CASES
 
-from grpo_run.runtime.memory.plan import MemoryPlan
-from grpo_run.runtime.rank.memory_plan import configuration
+from grpo_run.runtime.features.memory_plan import _configuration as configuration
+from grpo_run.runtime.features.memory_plan._plan import MemoryPlan
 
 PLANS = {
     "again": MemoryPlan(),

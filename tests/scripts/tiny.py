@@ -80,9 +80,6 @@ def argument_parser(description: str) -> argparse.ArgumentParser:
         "--settings", type=json.loads, default={}, metavar="JSON", help="further arguments of the trainer"
     )
     parser.add_argument(
-        "--exit-at-step", type=int, default=None, help="exit without an error after this step"
-    )
-    parser.add_argument(
         "--kill-after-steps", type=int, nargs="*", default=[], help="a rank kills itself after each of these"
     )
     parser.add_argument("--lora", action="store_true", help="train an adapter of PEFT")
@@ -316,17 +313,6 @@ def rewards(step_seconds: float) -> Any:
     return overlap
 
 
-class ExitAtStep(TrainerCallback):
-    """Exits at the end of a step before its checkpoint, as a killed process would."""
-
-    def __init__(self, step: int) -> None:
-        self.step = step
-
-    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        if state.global_step == self.step:
-            os._exit(9)
-
-
 class SleepAtStep(TrainerCallback):
     """Sleeps in every step, for scripts without a reward function."""
 
@@ -380,12 +366,7 @@ class KillAfterSteps(TrainerCallback):
 
 def callbacks(arguments: argparse.Namespace) -> list[TrainerCallback]:
     """Return the callbacks that the arguments ask for."""
-    found: list[TrainerCallback] = []
-    if arguments.exit_at_step is not None:
-        found.append(ExitAtStep(arguments.exit_at_step))
-    if arguments.kill_after_steps:
-        found.append(KillAfterSteps(arguments.kill_after_steps))
-    return found
+    return [KillAfterSteps(arguments.kill_after_steps)] if arguments.kill_after_steps else []
 
 
 def adapter(arguments: argparse.Namespace) -> dict[str, Any]:

@@ -1,7 +1,8 @@
 """Legitimate waits that a user's code may contain: each takes the seconds after which it returns.
 
-Used by `oddities.py` beside it. Something alive ends every wait: here the process itself, its threads and
-timers; in `child_waits.py` its children; in `outside_waits.py` processes outside.
+Used by `oddities.py` beside it. Something alive ends every wait: the process itself with its threads and
+timers, its children, a server, or a helper that is no descendant of the process. Further kinds are judged by
+the proof alone, in `tests/support/waiting_programs`.
 """
 
 from __future__ import annotations
@@ -9,20 +10,29 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ctypes
+import fcntl
 import itertools
+import multiprocessing
 import os
 import queue
 import re
+import select
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+import urllib.request
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 FOREVER = 100_000
+FORK = multiprocessing.get_context("fork")
+SERVER_VARIABLE = "SLOW_SERVER"
+"""Host and port of a server outside the job that answers `GET /<seconds>` after so many seconds."""
 
 
 Wait = Callable[[float], None]
@@ -84,28 +94,6 @@ def _queue(seconds: float) -> None:
 
 
 @legitimate
-def _chain_of_threads(seconds: float) -> None:
-    first, second = threading.Event(), threading.Event()
-    threading.Thread(target=lambda: (first.wait(), second.set())).start()
-    threading.Thread(target=lambda: (_child(seconds), first.set())).start()
-    second.wait()
-
-
-@legitimate
-def _event_after_compute(seconds: float) -> None:
-    done = threading.Event()
-    threading.Thread(target=lambda: (_compute(seconds), done.set())).start()
-    done.wait()
-
-
-@legitimate
-def _join(seconds: float) -> None:
-    thread = threading.Thread(target=time.sleep, args=(seconds,))
-    thread.start()
-    thread.join()
-
-
-@legitimate
 def _condition(seconds: float) -> None:
     condition, end = threading.Condition(), time.monotonic() + seconds
     with condition:
@@ -116,11 +104,6 @@ def _condition(seconds: float) -> None:
 @legitimate
 def _asyncio(seconds: float) -> None:
     asyncio.run(asyncio.sleep(seconds))
-
-
-@legitimate
-def _asyncio_to_thread(seconds: float) -> None:
-    asyncio.run(asyncio.to_thread(time.sleep, seconds))
 
 
 @contextlib.contextmanager
@@ -152,21 +135,6 @@ def _alarm_in_lock(seconds: float) -> None:
 
 
 @legitimate
-def _alarm_in_queue(seconds: float) -> None:
-    _alarmed(queue.Queue[int]().get, seconds)
-
-
-@legitimate
-def _alarm_in_sleep(seconds: float) -> None:
-    _alarmed(lambda: time.sleep(FOREVER), seconds)
-
-
-@legitimate
-def _alarm_in_pause(seconds: float) -> None:
-    _alarmed(signal.pause, seconds)
-
-
-@legitimate
 def _alarm_in_regex(seconds: float) -> None:
     _alarmed(lambda: re.match(r"(a+)+$", "a" * 100 + "b"), seconds)
 
@@ -179,45 +147,11 @@ def _timer_in_pause(seconds: float) -> None:
 
 
 @legitimate
-def _signal_wait(seconds: float) -> None:
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
-    threading.Timer(seconds, signal.pthread_kill, (threading.get_ident(), signal.SIGUSR1)).start()
-    signal.sigwait({signal.SIGUSR1})
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGUSR1})
-
-
-@legitimate
 def _event_descriptor(seconds: float) -> None:
     descriptor = ctypes.CDLL(None).eventfd(0, 0)
     threading.Timer(seconds, os.write, (descriptor, (1).to_bytes(8, sys.byteorder))).start()
     os.read(descriptor, 8)
     os.close(descriptor)
-
-
-class _TimerSpecification(ctypes.Structure):
-    _fields_ = [(name, ctypes.c_long) for name in ("every_s", "every_ns", "first_s", "first_ns")]
-
-
-@legitimate
-def _timer_descriptor(seconds: float) -> None:
-    library = ctypes.CDLL(None)
-    descriptor = library.timerfd_create(time.CLOCK_MONOTONIC, 0)
-    when = _TimerSpecification(0, 0, int(seconds), int(seconds % 1 * 1e9))
-    assert library.timerfd_settime(descriptor, 0, ctypes.byref(when), None) == 0
-    os.read(descriptor, 8)
-    os.close(descriptor)
-
-
-@legitimate
-def _posix_timer(seconds: float) -> None:
-    library = ctypes.CDLL(None)
-    timer = ctypes.c_void_p()
-    with handling(signal.SIGALRM, lambda *_: None):
-        assert library.timer_create(time.CLOCK_MONOTONIC, None, ctypes.byref(timer)) == 0
-        when = _TimerSpecification(0, 0, int(seconds), int(seconds % 1 * 1e9))
-        assert library.timer_settime(timer, 0, ctypes.byref(when), None) == 0
-        signal.pause()
-        library.timer_delete(timer)
 
 
 @legitimate
@@ -249,16 +183,6 @@ def _socket_in_flight(seconds: float) -> None:
 
 
 @legitimate
-def _receive_timeout_of_kernel(seconds: float) -> None:
-    ours, theirs = socket.socketpair()
-    ours.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, int(seconds).to_bytes(8, sys.byteorder) + bytes(8))
-    with contextlib.suppress(BlockingIOError):
-        ours.recv(1)
-    for each in (ours, theirs):
-        each.close()
-
-
-@legitimate
 def _threads_left_waiting(seconds: float) -> None:
     """Threads of a library that wait for ever, beside a child that ends."""
     lock = threading.Lock()
@@ -279,15 +203,6 @@ def _recompilation(seconds: float) -> None:
 
 
 @legitimate
-def _alarm_releases_lock(seconds: float) -> None:
-    lock = threading.Lock()
-    lock.acquire()
-    with handling(signal.SIGALRM, lambda *_: lock.release()):
-        signal.setitimer(signal.ITIMER_REAL, seconds)
-        lock.acquire()
-
-
-@legitimate
 def _worker_thread_of_library(seconds: float) -> None:
     """The work is done in a thread that lives longer than the wait, as in an executor of a library."""
     tasks: queue.Queue[Callable[[], None]] = queue.Queue()
@@ -301,3 +216,210 @@ def _worker_thread_of_library(seconds: float) -> None:
     tasks.put(lambda: _child(seconds))
     tasks.put(done.set)
     done.wait()
+
+
+@legitimate
+def _child_output(seconds: float) -> None:
+    subprocess.check_output(["sh", "-c", f"sleep {seconds}; echo done"])
+
+
+@legitimate
+def _raw_fork(seconds: float) -> None:
+    if not (pid := os.fork()):
+        time.sleep(seconds)
+        sys.exit(0)  # as the user wrote it, not os._exit
+    os.waitpid(pid, 0)
+
+
+@legitimate
+def _sandbox(seconds: float) -> None:
+    for part in (0.5, 0.3, 0.2):  # killed and retried twice, then given up
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            subprocess.run(["sleep", str(FOREVER)], timeout=seconds * part, check=True)
+
+
+@legitimate
+def _process_pool(seconds: float) -> None:
+    with FORK.Pool(2) as pool:
+        pool.map(time.sleep, [seconds, seconds / 2])
+
+
+@legitimate
+def _process_lock(seconds: float) -> None:
+    lock, held = FORK.Lock(), FORK.Event()
+
+    def child() -> None:
+        with lock:
+            held.set()
+            time.sleep(seconds)
+
+    process = FORK.Process(target=child)
+    process.start()
+    held.wait()
+    lock.acquire()
+    process.join()
+
+
+@legitimate
+def _child_signal_in_sleep(seconds: float) -> None:
+    child = None
+    with handling(signal.SIGCHLD, wake_up), contextlib.suppress(WokenUp):
+        child = subprocess.Popen(["sleep", str(seconds)])
+        time.sleep(FOREVER)
+    assert child is not None
+    child.wait()
+
+
+@legitimate
+def _child_left_running(seconds: float) -> None:
+    subprocess.Popen(["sleep", str(seconds)])
+
+
+@legitimate
+def _slow_reader_of_child(seconds: float) -> None:
+    """The child has filled a pipe and waits for a thread of ours, which waits before it reads on."""
+    child = subprocess.Popen(["sh", "-c", "head -c 200000 /dev/zero"], stdout=subprocess.PIPE)
+    assert child.stdout is not None
+
+    def read() -> None:
+        time.sleep(seconds)
+        child.stdout.read()
+
+    threading.Thread(target=read).start()
+    child.wait()
+
+
+@legitimate
+def _output_of_grandchild(seconds: float) -> None:
+    """The child has ended; its pipe is held by a process that is nobody's child any more."""
+    subprocess.check_output(["sh", "-c", f"setsid sleep {seconds} &"])
+
+
+@legitimate
+def _fork_server_that_imports(seconds: float) -> None:
+    """The server imports modules before it takes the descriptors sent to it, which nobody holds until
+    then.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder, "slow_to_import.py").write_text(f"import time; time.sleep({seconds})")
+        sys.path.insert(0, folder)
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(["slow_to_import"])
+        process = context.Process(target=time.sleep, args=(0,))
+        process.start()  # waits for the process id, in a pipe
+        process.join()
+        sys.path.remove(folder)
+
+
+@legitimate
+def _server(seconds: float) -> None:
+    host, _, port = os.environ[SERVER_VARIABLE].partition(":")
+    with socket.create_connection((host, int(port))) as connection:
+        connection.sendall(f"GET /{seconds} HTTP/1.0\r\n\r\n".encode())
+        assert connection.recv(100)
+
+
+@legitimate
+def _http(seconds: float) -> None:
+    with urllib.request.urlopen(f"http://{os.environ[SERVER_VARIABLE]}/{seconds}", timeout=600) as answer:
+        assert answer.read()
+
+
+@legitimate
+def _event_of_server(seconds: float) -> None:
+    done = threading.Event()
+    threading.Thread(target=lambda: (_server(seconds), done.set())).start()
+    done.wait()
+
+
+def _detached(command: str, *, pass_fds: Sequence[int] = ()) -> None:
+    """Start a shell command that is no descendant of this process and has a session of its own."""
+    twice = ["setsid", "sh", "-c", 'sh -c "$1" >/dev/null 2>&1 &', "sh", command]
+    subprocess.run(twice, check=True, pass_fds=pass_fds)
+
+
+@legitimate
+def _signal_of_helper_in_lock(seconds: float) -> None:
+    lock = threading.Lock()
+    lock.acquire()
+    with handling(signal.SIGUSR1, wake_up), contextlib.suppress(WokenUp):
+        _detached(f"sleep {seconds}; kill -USR1 {os.getpid()}")
+        lock.acquire()
+
+
+@legitimate
+def _pipe_of_helper(seconds: float) -> None:
+    reading, writing = os.pipe()
+    _detached(f"sleep {seconds}; echo > /proc/self/fd/{writing}", pass_fds=[writing])
+    os.close(writing)
+    select.select([reading], [], [])
+    os.close(reading)
+
+
+@legitimate
+def _fifo_of_helper(seconds: float) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        os.mkfifo(f"{folder}/fifo")
+        _detached(f"sleep {seconds}; echo > {folder}/fifo")
+        with open(f"{folder}/fifo") as fifo:  # blocks until the helper opens it
+            assert fifo.read()
+
+
+@legitimate
+def _file_lock_of_helper(seconds: float) -> None:
+    with tempfile.NamedTemporaryFile() as file:
+        with open(file.name, "rb") as theirs:
+            fcntl.flock(theirs, fcntl.LOCK_EX)
+            _detached(f"sleep {seconds}", pass_fds=[theirs.fileno()])
+        fcntl.flock(file, fcntl.LOCK_EX)
+
+
+@legitimate
+def _file_of_helper(seconds: float) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        _detached(f"sleep {seconds}; touch {folder}/ready")
+        while not os.path.exists(f"{folder}/ready"):
+            time.sleep(0.5)
+
+
+@legitimate
+def _pid_descriptor_of_helper(seconds: float) -> None:
+    reading, writing = os.pipe()
+    _detached(f"echo $$ > /proc/self/fd/{writing}; exec sleep {seconds}", pass_fds=[writing])
+    descriptor = os.pidfd_open(int(os.read(reading, 20)))
+    os.close(reading)
+    os.close(writing)
+    watching = select.poll()
+    watching.register(descriptor, select.POLLIN)
+    watching.poll()
+    os.close(descriptor)
+
+
+@legitimate
+def _socket_pair_of_helper(seconds: float) -> None:
+    ours, theirs = socket.socketpair()
+    code = f"import os, time; time.sleep({seconds}); os.write({theirs.fileno()}, b'x')"
+    _detached(f'{sys.executable} -S -c "{code}"', pass_fds=[theirs.fileno()])
+    theirs.close()
+    assert ours.recv(1)
+    ours.close()
+
+
+@legitimate
+def _helper_left_running(seconds: float) -> None:
+    _detached(f"sleep {seconds}")
+
+
+@legitimate
+def _child_waits_for_lock_of_helper(seconds: float) -> None:
+    """The rank waits for a child, the child waits in a lock, and a helper outside signals the child."""
+    code = (
+        "import signal, sys, threading; signal.signal(signal.SIGUSR1, lambda *_: sys.exit());"
+        " lock = threading.Lock(); lock.acquire(); print(flush=True); lock.acquire()"
+    )
+    child = subprocess.Popen([sys.executable, "-S", "-c", code], stdout=subprocess.PIPE)
+    assert child.stdout is not None
+    child.stdout.readline()
+    _detached(f"sleep {seconds}; kill -USR1 {child.pid}")
+    child.wait()
+    child.stdout.close()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import itertools
 import json
 import shutil
@@ -66,7 +65,8 @@ class Page:
     def open(self, url: str) -> None:
         """Go to an address, and wait until its scripts have been run."""
         self.call("Page.navigate", url=url)
-        self.wait("location.href !== 'about:blank' && document.readyState === 'complete'")
+        blank = "===" if url == "about:blank" else "!=="
+        self.wait(f"location.href {blank} 'about:blank' && document.readyState === 'complete'")
 
     def value(self, expression: str) -> Any:
         """Return the value of an expression in the page."""
@@ -82,11 +82,6 @@ class Page:
             assert time.monotonic() < ends, f"not true within {seconds} s: {expression}; {text[:1500]}"
             time.sleep(0.05)
         return found
-
-    def picture(self, file: Path) -> None:
-        """Write a PNG of what is shown."""
-        answer = self.call("Page.captureScreenshot", format="png")
-        file.write_bytes(base64.b64decode(answer["data"]))
 
 
 @contextmanager

@@ -1,6 +1,6 @@
-"""Random programs of several ranks that finish, as a language of a few steps that a model and real ranks run.
+"""Random programs of several ranks that finish, as a language of a few steps.
 
-Used by `simulated_ranks.py` and by `scripts/random_programs.py`. A program is drawn as one sequence of events
+Used by `simulated_ranks.py`. A program is drawn as one sequence of events
 (a collective of a group, a send, a pause), and every thread runs its steps in the order of that sequence.
 Each group is used by one thread of a rank. Such a program cannot deadlock. Imports no torch.
 """
@@ -61,13 +61,10 @@ class Draw:
     """Draws one program.
 
     Args:
-        real: leave out what only the model can run: backward passes and code that a completion runs.
         accounted: leave out whatever keeps a stalled rank from being proved stuck.
     """
 
-    def __init__(
-        self, random: Random, *, world: int, events: int, real: bool = False, accounted: bool = False
-    ) -> None:
+    def __init__(self, random: Random, *, world: int, events: int, accounted: bool = False) -> None:
         self.random = random
         self.world = world
         self.operations = SYMMETRIC if accounted else SYMMETRIC * 2 + ROOTED + OTHER
@@ -83,7 +80,6 @@ class Draw:
         kinds = [self.collective] * 8 + [self.objects] + [self.pause] * 6
         if not accounted:
             kinds += [self.message, self.ring, self.monitored, self.limited]
-        if not real and not accounted:
             kinds += [self.backward, self.continuation]
         for rank in everyone:
             for thread in sorted({*self.serving[rank].values()} - {MAIN}):
@@ -227,11 +223,9 @@ class Draw:
             threads[MAIN] += [Step(kind="join", thread=thread) for thread in threads if thread != MAIN]
 
 
-def draw_program(
-    random: Random, *, world: int, events: int, real: bool = False, accounted: bool = False
-) -> Program:
+def draw_program(random: Random, *, world: int, events: int, accounted: bool = False) -> Program:
     """Draw a program that finishes. The arguments are those of `Draw`."""
-    return Draw(random, world=world, events=events, real=real, accounted=accounted).program
+    return Draw(random, world=world, events=events, accounted=accounted).program
 
 
 def draw_training(random: Random, *, world: int, steps: int) -> Program:

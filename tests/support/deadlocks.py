@@ -60,9 +60,7 @@ class Deadlock:
     phase: str
 
 
-def campaign(
-    runs: Runs, faults: Sequence[Deadlock], *, ranks: int, name: str, script: str = TRAINER
-) -> list[Row]:
+def campaign(runs: Runs, faults: Sequence[Deadlock], *, ranks: int, name: str) -> list[Row]:
     """Run one script with these faults a few steps apart, and return a row for each."""
     steps = [FIRST_STEP + STEPS_APART * index for index in range(len(faults))]
     words = [
@@ -71,7 +69,7 @@ def campaign(
         for word in fault(one.kind, rank=one.rank, step=step, phase=one.phase)
     ]
     run = runs(
-        *words, "--cleanup-every", "2", "--nproc-per-node", str(ranks), str(SCRIPTS / script),
+        *words, "--cleanup-every", "2", "--nproc-per-node", str(ranks), str(SCRIPTS / TRAINER),
         "--output-dir", f"{name}-out", "--max-steps", str(steps[-1] + 4), "--save-steps", "2",
         "--save-total-limit", "2", "--per-device-train-batch-size", "4", name=name,
     ).start().ended(timeout_seconds=60 + 15 * len(faults))  # fmt: skip

@@ -2,15 +2,12 @@
 cell.
 
 A cell is a situation and a fault. Its latency runs from the time that the script wrote just before it hung to
-the event of the incident, whose verdict is then on disk. `tests/fault/test_hang_matrix.py` runs the cells;
-`python -m support.hang_matrix ROWS` prints the table for `docs/reference/campaigns.md` from the file that it
-appends to.
+the event of the incident, whose verdict is then on disk. `tests/fault/test_hang_matrix.py` runs the cells.
 """
 
 from __future__ import annotations
 
 import json
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,7 +17,6 @@ from typing import Any
 import psutil
 
 from support import references
-from support.result_rows import read
 from support.runs import SCRIPTS, Run, digest, line_of
 
 SCRIPT = "hangs.py"
@@ -40,7 +36,6 @@ class Situation:
 
     Args:
         where: the script's `--where`.
-        title: for the table.
         causes: acceptable where the interpreter still runs.
         ranks: on which the place is reached.
         arguments: further ones of the script.
@@ -49,7 +44,6 @@ class Situation:
     """
 
     where: str
-    title: str
     causes: frozenset[str] = frozenset({"no_progress"})
     ranks: tuple[int, ...] = (1, 0)
     arguments: tuple[str, ...] = ()
@@ -71,18 +65,14 @@ class Hang:
 
     Args:
         how: the script's `--how`.
-        title: for the table.
         seconds: the longest time in which it must be found; None for never.
         causes: acceptable beside those of the place.
-        in_table: whether it is tried on both ranks and shown.
         says: what the proof says that the rank waits for.
     """
 
     how: str
-    title: str
     seconds: float | None
     causes: frozenset[str] = frozenset()
-    in_table: bool = True
     says: str = ""
 
 
@@ -92,63 +82,40 @@ def causes(*names: str) -> frozenset[str]:
 
 
 SITUATIONS = (
-    Situation(where="startup", title="start-up"),
-    Situation(where="map", title="data set `map`", causes=causes("data_stall")),
-    Situation(where="first", title="first step", causes=causes("reward_stall")),
-    Situation(where="callback", title="callback at step end"),
-    Situation(where="save", title="callback at save", causes=causes("checkpoint_stall")),
-    Situation(where="evaluation", title="evaluation", causes=causes("reward_stall")),
-    Situation(where="reward", title="reward", causes=causes("reward_stall")),
-    Situation(where="data", title="data", causes=causes("data_stall")),
-    Situation(where="generate", title="generate", causes=causes("generation_stall")),
-    Situation(where="save-model", title="`save_model`", causes=causes("checkpoint_stall"), ranks=(0,)),
-    Situation(where="own-save", title="own save", causes=causes("checkpoint_stall")),
-    Situation(where="between", title="between two calls", arguments=("--calls", "2")),
-    Situation(where="thread", title="thread of the user's"),
-    Situation(where="exit-handler", title="exit handler"),
-    Situation(where="left-thread", title="thread after the last line"),
+    Situation(where="startup"),
+    Situation(where="map", causes=causes("data_stall")),
+    Situation(where="first", causes=causes("reward_stall")),
+    Situation(where="callback"),
+    Situation(where="save", causes=causes("checkpoint_stall")),
+    Situation(where="evaluation", causes=causes("reward_stall")),
+    Situation(where="reward", causes=causes("reward_stall")),
+    Situation(where="data", causes=causes("data_stall")),
+    Situation(where="generate", causes=causes("generation_stall")),
+    Situation(where="save-model", causes=causes("checkpoint_stall"), ranks=(0,)),
+    Situation(where="own-save", causes=causes("checkpoint_stall")),
+    Situation(where="between", arguments=("--calls", "2")),
+    Situation(where="thread"),
+    Situation(where="exit-handler"),
+    Situation(where="left-thread"),
     Situation(
         where="data",
         name="worker",
-        title="worker of a data loader",
         causes=causes("data_stall"),
         arguments=("--settings", '{"dataloader_num_workers": 1}', "--fault-step", "1"),
         in_worker=True,
     ),
 )
-BESIDE_WORKERS = Situation(
-    where="callback",
-    name="callback-beside-workers",
-    title="callback beside workers of a data loader, and tqdm's monitor",
-    arguments=("--settings", '{"dataloader_num_workers": 2, "disable_tqdm": false}'),
-)
 STUCK = frozenset({"interpreter_stuck"})
-CHILD_THAT_CANNOT_END = "a child process that cannot end"
 HANGS = (
-    Hang(how="sleep", title="endless sleep", seconds=15.0, says="the end of a sleep"),
-    Hang(how="lock", title="lock", seconds=15.0, says="a lock that no running thread can release"),
-    Hang(how="stop", title="SIGSTOP", seconds=30.0, causes=STUCK),
-    Hang(how="regex", title="regex with the GIL", seconds=30.0, causes=STUCK),
-    Hang(how="busy", title="busy loop", seconds=None),
-    Hang(how="queue", title="`queue.get`", seconds=15.0, says="a queue that no running thread can feed"),
-    Hang(how="child", title="endless child", seconds=75.0),
-    Hang(how="join", title="join", seconds=15.0, in_table=False, says="a thread that cannot end"),
-    Hang(how="crossed", title="crossed locks", seconds=15.0, in_table=False),
-    Hang(
-        how="future", title="future", seconds=15.0, in_table=False,
-        says="a future that no running thread can complete",
-    ),
-    Hang(how="pool", title="thread pool", seconds=15.0, in_table=False),
-    Hang(how="asyncio", title="asyncio", seconds=75.0, in_table=False),
-    Hang(how="pipe", title="own pipe", seconds=75.0, in_table=False),
-    Hang(how="forked-lock", title="lock in a fork", seconds=15.0, in_table=False),
-    Hang(how="full-pipe", title="child with a full pipe", seconds=75.0, in_table=False),
-    Hang(
-        how="stopped-child", title="stopped child", seconds=20.0, in_table=False, says=CHILD_THAT_CANNOT_END
-    ),
-    Hang(how="flock", title="own `flock`", seconds=75.0, in_table=False),
-    Hang(how="poll", title="endless polling", seconds=75.0, in_table=False),
-)  # fmt: skip
+    Hang(how="sleep", seconds=15.0, says="the end of a sleep"),
+    Hang(how="lock", seconds=15.0, says="a lock that no running thread can release"),
+    Hang(how="stop", seconds=30.0, causes=STUCK),
+    Hang(how="regex", seconds=30.0, causes=STUCK),
+    Hang(how="busy", seconds=None),
+    Hang(how="queue", seconds=15.0, says="a queue that no running thread can feed"),
+    Hang(how="child", seconds=75.0),
+    Hang(how="join", seconds=15.0, says="a thread that cannot end"),
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -205,11 +172,6 @@ class Row:
     seconds: float | None
     sentence: str
     wrong: tuple[str, ...]
-
-    @property
-    def key(self) -> tuple[object, ...]:
-        """The cell."""
-        return self.situation, self.how, self.rank, self.ranks
 
 
 def cell(situation: str, how: str, rank: int | None = 1, *, ranks: int = 2) -> Cell:
@@ -366,42 +328,3 @@ def _row(one: Cell, seconds: float | None, sentence: str, wrong: Sequence[str]) 
         sentence=sentence,
         wrong=tuple(wrong),
     )
-
-
-def render(rows: Sequence[Row]) -> str:
-    """Return the table of situations and faults in markdown, and a line for each cell that is not right.
-
-    A cell shows the latency in seconds, the larger one if both ranks were tried; `!` if something is wrong.
-    """
-    hangs = [hang for hang in HANGS if any(row.how == hang.how for row in rows)]
-    lines = [f"| situation | {' | '.join(hang.title for hang in hangs)} |", f"|---|{'---|' * len(hangs)}"]
-    for situation in SITUATIONS:
-        there = [row for row in rows if row.situation == situation.name]
-        if there:
-            shown = [_show([row for row in there if row.how == hang.how]) for hang in hangs]
-            lines.append(f"| {situation.title} | {' | '.join(shown)} |")
-    wrong = [
-        f"- {row.situation}, {row.how}, {'all ranks' if row.rank is None else f'rank {row.rank}'} of"
-        f" {row.ranks}: {'; '.join(row.wrong)}"
-        for row in rows
-        if row.wrong
-    ]
-    return "\n".join([*lines, "", *wrong]).rstrip() + "\n"
-
-
-def _show(rows: Sequence[Row]) -> str:
-    if not rows:
-        return ""
-    seconds = [row.seconds for row in rows if row.seconds is not None]
-    text = (
-        f"{max(seconds):.1f}" if seconds else "named" if not any(row.wrong for row in rows) else "not found"
-    )
-    return f"{text} !" if any(row.wrong for row in rows) else text
-
-
-def main() -> None:
-    print(render(read(Path(sys.argv[1]), Row, lambda row: row.key)), end="")
-
-
-if __name__ == "__main__":
-    main()

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
+from support import warm
 from support.runs import BIN, SCRIPTS
 from support.warm import QUIET
 
@@ -66,13 +66,11 @@ def row(folder: Path, when: str, way: str) -> str:
     words = [str(BIN / "grpo-run"), "launch", "--metrics-addr", "off", *own]
     if when == "at start":
         words.insert(2, "--no-preload")
-    done = subprocess.run(
-        words, cwd=folder, capture_output=True, text=True, timeout=SECONDS, check=False,
-        stdin=subprocess.DEVNULL, env={**os.environ, **QUIET, "XDG_STATE_HOME": str(folder / "state")},
-    )  # fmt: skip
-    lines = [line for line in done.stderr.splitlines() + done.stdout.splitlines() if "grpo-run: " in line]
+    environment = {**os.environ, **QUIET, "XDG_STATE_HOME": str(folder / "state")}
+    code, printed = warm.run(words, cwd=folder, environment=environment, timeout_seconds=SECONDS)
+    lines = [line for line in printed.splitlines() if "grpo-run: " in line]
     said = plain(lines[-1].partition("grpo-run: ")[2], folder) if lines else ""
-    return f"| {when} | {way} | {done.returncode} | {said} |"
+    return f"| {when} | {way} | {code} | {said} |"
 
 
 def plain(line: str, folder: Path) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -59,11 +59,6 @@ def differences(found: Path, expected: Path) -> list[str]:
     return different
 
 
-def kills(steps: Iterable[int], ranks: int, phases: Sequence[str] = ()) -> list[str]:
-    """Return the options that kill a rank in each of these steps, counted from 1.
-
-    Args:
-        phases: in which it is killed, in turn; without, at the start of the step's body.
-    """
-    at = {step: f":phase={phases[step % len(phases)]}" if phases else "" for step in steps}
-    return [word for step in steps for word in ("--inject", f"kill@rank{step % ranks}:step{step}{at[step]}")]
+def kills(steps: Iterable[int], ranks: int) -> list[str]:
+    """Return the options that kill a rank at the start of each of these steps, counted from 1."""
+    return [word for step in steps for word in ("--inject", f"kill@rank{step % ranks}:step{step}")]

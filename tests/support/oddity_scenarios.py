@@ -7,7 +7,6 @@ communication between ranks (`groups.py`), and conditions around the run. `oddit
 from __future__ import annotations
 
 import itertools
-import random
 import re
 from dataclasses import dataclass
 
@@ -22,26 +21,22 @@ PAUSES = (
     "save-model", "own-save", "between", "exit-handler", "left-thread",
 )  # fmt: skip
 """Places of the pauses; see `tests/scripts/places.py`."""
-WAITS = ("waits.py", "child_waits.py", "outside_waits.py")
-"""Scripts with waits."""
 SHORT_ONLY = {"hold-interpreter": 12, "alarm-in-regex": 12}
 """Waits in which no other thread of the interpreter runs, and the longest pause in seconds."""
 LEFT_RUNNING = frozenset({"child-left-running", "helper-left-running", "recompilation"})
 """Waits that do not take the seconds given."""
 AT_EXIT = frozenset({
     "sleep", "compute", "child", "child-output", "server", "http", "condition", "asyncio", "sandbox",
-    "pipe-of-helper",
-    "fifo-of-helper", "open-fifo-of-helper", "file-of-helper", "file-lock-of-helper", "socket-pair-of-helper",
-    "terminal-of-child", "timer-descriptor", "pid-descriptor-of-helper", "accept-of-helper",
+    "pipe-of-helper", "fifo-of-helper", "file-of-helper", "file-lock-of-helper", "pid-descriptor-of-helper",
 })  # fmt: skip
 """Possible after the last line, when Python starts no more threads."""
-HANDLES_SIGNALS = re.compile(r"alarm-.*|.*signal.*|timer-in-pause|posix-timer|interrupt-of-child")
+HANDLES_SIGNALS = re.compile(r"alarm-.*|.*signal.*|timer-in-pause")
 """Possible in the main thread only."""
 
 
-def names(*files: str) -> list[str]:
-    """Return the names of the waits or groups in scripts of `tests/scripts`."""
-    text = "".join((SCRIPTS / file).read_text() for file in files)
+def names(file: str) -> list[str]:
+    """Return the names of the waits or groups in a script of `tests/scripts`."""
+    text = (SCRIPTS / file).read_text()
     return [name.replace("_", "-") for name in re.findall(r"@legitimate\ndef _(\w+)\(", text)]
 
 
@@ -98,7 +93,7 @@ def oddity(wait: str, seconds: int, place: str, *, step: int, rank: int) -> str:
 
 def pauses() -> list[Scenario]:
     """Return scenarios with a pause of each length at each place, and with every wait."""
-    waits = [wait for wait in names(*WAITS) if wait not in LEFT_RUNNING]
+    waits = [wait for wait in names("waits.py") if wait not in LEFT_RUNNING]
     unused = list(waits)
     turn = itertools.cycle(waits)
     found = []
@@ -199,28 +194,3 @@ QUICK = (
         ranks=3,
     ),
 )
-
-
-def generated(number: int) -> Scenario:
-    """Return a scenario drawn at random; the same one for the same number."""
-    draw = random.Random(number)
-    waits, groups = names(*WAITS), names("groups.py")
-    ranks = draw.choice((2, 2, 2, 3))
-    left, words = 60, []
-    for _ in range(draw.randint(1, 4)):
-        seconds = draw.choice([length for length in LENGTHS if length <= left] or [5])
-        place = draw.choice([place for place in PAUSES if place != "between"])
-        wait = draw.choice([wait for wait in waits if possible(wait, place, seconds)])
-        if left < seconds or any(f"@{place}:" in word for word in words):
-            continue  # two waits at one place would be one longer pause
-        left -= seconds
-        words.append(oddity(wait, seconds, place, step=draw.randint(2, 15), rank=draw.randrange(ranks)))
-    asked = tuple(
-        f"{draw.choice(groups)}:{draw.choice((1, 3, 5))}@{step}"
-        for step in draw.sample(range(2, 16), draw.choice((0, 0, 1, 2)))
-    )
-    conditions = draw.choice(((), (), (), ("nice",), ("load",), ("freeze",) if left > 30 else ()))
-    return Scenario(
-        name=f"generated-{number}", oddities=tuple(words), groups=asked, ranks=ranks, conditions=conditions,
-        arguments=("--step-seconds", "0.2") if "freeze" in conditions else (),
-    )  # fmt: skip

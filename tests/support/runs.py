@@ -30,6 +30,8 @@ from support.warm import QUIET
 SCRIPTS = Path(__file__).parent.parent / "scripts"
 CONFIGS = Path(__file__).parent.parent / "configs"
 BIN = Path(sys.executable).parent
+WITH_SCRIPTS = {"PYTHONPATH": str(SCRIPTS)}
+"""Environment of scripts elsewhere that import what is beside those of the tests."""
 
 
 class Run:
@@ -232,17 +234,14 @@ class Run:
         assert pids, f"rank {rank} has not started:\n{self.tail()}"
         return int(pids[0])
 
-    def until_phase(self, rank: int, phase: Phase, *, timeout_seconds: float = 60.0) -> None:
-        """Wait until a rank is seen outside `phase` and then in it."""
-        deadline, was_outside = time.monotonic() + timeout_seconds, False
-        while time.monotonic() < deadline:
+    def until_phase(self, rank: int, phase: Phase) -> None:
+        """Wait until a rank is seen in a phase."""
+
+        def inside(events: list[dict[str, Any]]) -> bool:
             slot = Board.open(self.directory / "board.mmap").read(rank)
-            inside = slot is not None and slot.phase is phase
-            if inside and was_outside:
-                return
-            was_outside |= not inside
-            time.sleep(0.005)
-        raise AssertionError(f"rank {rank} did not enter {phase.name}:\n{self.tail()}")
+            return slot is not None and slot.phase is phase
+
+        self.until(inside)
 
     def kill(self, rank: int, number: int = signal.SIGKILL) -> None:
         """Send a rank a signal, SIGKILL by default."""
@@ -286,6 +285,13 @@ Runs = Callable[..., Run]
 def digest(output_dir: Path) -> str:
     """Return the sha256 of the final weights, which the scripts write."""
     return (output_dir / "weights.sha256").read_text().split()[0]
+
+
+def before_training(script: Path, code: str) -> None:
+    """Write `grpo.py` with this code before the call that trains; it runs with `WITH_SCRIPTS` only."""
+    source, training = (SCRIPTS / "grpo.py").read_text(), "    tiny.train(trainer, arguments)\n"
+    assert training in source
+    script.write_text(source.replace(training, code + training))
 
 
 def line_of(script: str, mark: str) -> int:

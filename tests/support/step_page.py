@@ -5,11 +5,12 @@ generated`.
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any
+
+from support import warm
+from support.runs import BIN
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 PAGE = REPOSITORY / "docs" / "internals" / "step.md"
@@ -28,12 +29,12 @@ EVENTS = {
 def record(folder: Path, form: str = "trainer", ranks: int = 2) -> list[dict[str, Any]]:
     """Train a few steps under `grpo-run launch`, and return the calls of the third."""
     command = [
-        str(Path(sys.executable).with_name("grpo-run")), "launch", "--nproc-per-node", str(ranks),
+        str(BIN / "grpo-run"), "launch", "--nproc-per-node", str(ranks),
         "--run-dir", str(folder / "run"), "--metrics-addr", "off", *OPTIONS,
         str(SCRIPT), "--form", form, "--output-dir", str(folder / "out"), "--max-steps", "5", "--cpu",
     ]  # fmt: skip
-    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
+    code, printed = warm.run(command, cwd=folder, timeout_seconds=240)
+    assert code == 0, printed
     found: list[dict[str, Any]] = json.loads((folder / "out" / "calls.json").read_text())
     return found
 

@@ -2,9 +2,8 @@
 
 The parser reads the JSON of the handlers `fr_trace_json` and `dump_nccl_trace_json` (format 2.10). The join
 gives one history of collectives for each rank; a group whose two records contradict each other proves
-nothing. Called by
-`runtime/supervisor/detection/_collective_records.py` with the answers of the ranks' worker servers. Pure;
-does no I/O and does not judge.
+nothing. Called by `runtime/supervisor/detection/_collective_records.py` with the answers of the ranks' worker
+servers. Pure; does no I/O and does not judge.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
 """The clock of the current step: where its time goes, whether it makes progress, and when it will end.
 
 The deadlines of phases (`watchdog.stalls`) end a phase that makes no progress. They do not see a step whose
-ranks are
-busy without an end: phases that begin and end for ever, or collectives that count as progress. Such a step is
-ended if for the deadline no rank has generated a token, scored a reward or run the model. A step that moves
-is only reported, once. Called by the supervisor at each poll. Pure: keeps what it is told.
+ranks are busy without an end: phases that begin and end for ever, or collectives that count as progress. Such
+a step is ended if for the deadline no rank has generated a token, scored a reward or run the model. A step
+that moves is only reported, once. Called by the supervisor at each poll. Pure: keeps what it is told.
 """
 
 from __future__ import annotations

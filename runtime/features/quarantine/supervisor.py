@@ -26,6 +26,7 @@ from grpo_run.runtime.history.history import History
 from grpo_run.runtime.history.recovery import Decision
 from grpo_run.runtime.history.reporter import Reporter
 from grpo_run.runtime.history.run_directory import RunDirectory
+from grpo_run.runtime.launch.config import RunConfig
 from grpo_run.runtime.supervisor.points import Answer, Fault, SupervisorFeature
 from grpo_run.runtime.supervisor.policy import start_of
 from grpo_run.watchdog.causes import Cause
@@ -45,7 +46,7 @@ class RunQuarantine(SupervisorFeature):
 
     name = NAME
 
-    def __init__(self, run: RunDirectory, history: History, reporter: Reporter) -> None:
+    def __init__(self, config: RunConfig, run: RunDirectory, history: History, reporter: Reporter) -> None:
         self._run = run
         self._history = history
         self._reporter = reporter

@@ -7,6 +7,7 @@ from grpo_run.runtime.history.attempt_files import AttemptFiles
 from grpo_run.runtime.history.history import History
 from grpo_run.runtime.history.reporter import Reporter
 from grpo_run.runtime.history.run_directory import RunDirectory
+from grpo_run.runtime.launch.config import RunConfig
 from grpo_run.runtime.supervisor.points import SupervisorFeature
 
 
@@ -15,7 +16,7 @@ class KnownTrackerRuns(SupervisorFeature):
 
     name = NAME
 
-    def __init__(self, run: RunDirectory, history: History, reporter: Reporter) -> None:
+    def __init__(self, config: RunConfig, run: RunDirectory, history: History, reporter: Reporter) -> None:
         self._runs = history.part(TrackerRuns)
 
     def rank_settings(self, rank: int, files: AttemptFiles) -> dict[str, str] | None:

@@ -65,7 +65,6 @@ class ControlVote:
     """The flags of one `train()` call on this rank. Making it is collective.
 
     Args:
-        trainer: of the call.
         collect_vote: collects the step vote in progress; no other collective may come before that.
     """
 

@@ -20,7 +20,6 @@ from types import FrameType
 from typing import Any
 
 from grpo_run.runtime.history.no_trainer_script import StateSaved, TrainsWithoutTrainer
-from grpo_run.runtime.rank.memory_plan.settings import warn_of_no_effect
 from grpo_run.runtime.rank.session import Session
 
 CHECKPOINT_PACKAGE = "torch.distributed.checkpoint"
@@ -48,8 +47,6 @@ def watch_optimizer_steps(module: Any, session: Session, guarded: Callable[[], b
             slot.no_trainer_after = slot.train_call + 1
             slot.publish()
             session.journal.write(TrainsWithoutTrainer(rank=session.rank, trainer=trainer))
-            if not trainer:
-                warn_of_no_effect(session)
         session.own_steps += 1
 
     module.register_optimizer_step_pre_hook(before_step)

@@ -2,7 +2,7 @@
 
 Called by `train_call.py`. The table lists for each method what is called around it, from the outside in. The
 order matters: features see the rows before anything is generated, samples are masked outside
-everything that TRL computes for them but inside the phase, and caps see what sub-batches return. What each
+everything that TRL computes for them but inside the phase, and caps see what divided turns return. What each
 part does is described in its own module; this one knows only their order.
 """
 
@@ -19,7 +19,6 @@ from grpo_run.runtime.rank.rewards.generators import read_generators, write_gene
 from grpo_run.runtime.rank.rewards.served import rewards_of
 from grpo_run.runtime.rank.rollouts.capping import Capping, capping_of
 from grpo_run.runtime.rank.rollouts.counting import counted
-from grpo_run.runtime.rank.rollouts.generate_calls import in_sub_batches
 from grpo_run.runtime.rank.rollouts.kept_completions import KeptCompletions
 from grpo_run.runtime.rank.rollouts.repeated_masking import read_earlier
 from grpo_run.runtime.rank.rollouts.sample_masking import SampleMasking
@@ -46,10 +45,8 @@ def rollouts_hooked(
     """
     session = guard.session
     slot, fingerprint = session.slot, step_vote.fingerprint
-    parts = session.settings.memory_plan.generation_sub_batches
     with ExitStack() as hooks:
         hooks.enter_context(rewards_of(session).served(trainer))
-        sub_batches = in_sub_batches(trainer, parts, sharded=facts.is_sharded, warn=session.warn)
         caps = capping_of(trainer, session, train_call, step_vote.report_timed_out)
         points = RolloutPoints()
         for feature in guard.features:
@@ -76,7 +73,7 @@ def rollouts_hooked(
                 counted(trainer, slot, caps),
                 caps.cap_rollout if caps else None,
             ),
-            trainer_names.SINGLE_TURN: (caps.cap_turn if caps else None, sub_batches),
+            trainer_names.SINGLE_TURN: (caps.cap_turn if caps else None, *points.turns),
             trainer_names.CALCULATE_REWARDS: (
                 kept.keep if kept else None,
                 masking.choose_samples if masking.is_possible else None,

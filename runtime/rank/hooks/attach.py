@@ -19,10 +19,7 @@ from grpo_run.runtime.call_names import LOOP
 from grpo_run.runtime.errors import ConfigError
 from grpo_run.runtime.event import Event
 from grpo_run.runtime.history.events import ModelSaved
-from grpo_run.runtime.memory.plan import MemoryPlanApplied
 from grpo_run.runtime.rank.hooks._no_trainer import watch_optimizer_steps, watch_state_saving
-from grpo_run.runtime.rank.memory_plan import configuration, deepspeed
-from grpo_run.runtime.rank.memory_plan.settings import OriginalSettings
 from grpo_run.runtime.rank.points import RankFeature
 from grpo_run.runtime.rank.rollouts import caps_settings as caps
 from grpo_run.runtime.rank.rollouts.caps_settings import own_caps
@@ -63,8 +60,7 @@ def install_guard(session: Session, features: Sequence[RankFeature] = ()) -> Non
             functools.partial(watch, session=session, guarded=lambda: guard.running is not None), module
         )
     wrapt.register_post_import_hook(functools.partial(wrap_train, guard=guard), "transformers.trainer")
-    wrapt.register_post_import_hook(functools.partial(_plan_memory, session=session), "transformers.trainer")
-    if own_caps(session.config.generation).stops or session.settings.memory_plan.generation_sub_batches > 1:
+    if own_caps(session.config.generation).stops:
         wrapt.register_post_import_hook(_wrap_generate, "transformers.generation.utils")
     if session.config.generation:
 
@@ -77,25 +73,6 @@ def install_guard(session: Session, features: Sequence[RankFeature] = ()) -> Non
 
         for module, name in (("grpo_config", "GRPOConfig"), ("rloo_config", "RLOOConfig")):
             wrapt.register_post_import_hook(functools.partial(cap, name), f"trl.trainer.{module}")
-
-
-def _plan_memory(module: Any, session: Session) -> None:
-    """Apply the memory plan to every trainer that the script builds."""
-
-    def report(made: Any, record: OriginalSettings) -> None:
-        if session.is_main:
-            session.journal.write(
-                MemoryPlanApplied(
-                    rank=0,
-                    config=type(made).__name__,
-                    plan=session.settings.memory_plan.text,
-                    per_device_train_batch_size=made.per_device_train_batch_size,
-                    gradient_accumulation_steps=made.gradient_accumulation_steps,
-                    divided_by=record.divided_by,
-                )
-            )
-
-    configuration.install(module.Trainer, module.TrainingArguments, session.settings.memory_plan, report)
 
 
 def _wrap_generate(module: Any) -> None:
@@ -128,7 +105,7 @@ def wrap_train(module: Any, guard: AttemptState) -> None:
             )
         if guard.running:
             return run_inner_call(guard, self, original, resume_from_checkpoint, args, kwargs)
-        check_trainer(guard.session, self)
+        check_trainer(guard.session, self, guard.features)
         guard.running = type(self).__qualname__
         try:
             return run_train_call(guard, self, original, resume_from_checkpoint, args, kwargs)
@@ -165,25 +142,20 @@ def guard(trainer: Any) -> Any:
     """Check a trainer now instead of at its `train()` call; see `grpo_run.trainers.guard`."""
     session = current()
     if session is not None:
-        check_trainer(session, trainer)
+        check_trainer(session, trainer, guard_of(session).features)
     return trainer
 
 
-def check_trainer(session: Session, trainer: Any) -> None:
-    """Check that the trainer can be guarded and that the run's settings reached it, and let an offloaded
-    optimizer stay the same.
+def check_trainer(session: Session, trainer: Any, features: Sequence[RankFeature] = ()) -> None:
+    """Check that the trainer can be guarded and that the run's settings reached it.
 
     Raises:
-        ConfigError: a generation cap, the memory plan or the expected parallelism did not take effect, or the
-            trainer lacks a method that the guard wraps.
+        ConfigError: a generation cap, a setting of a feature or the expected parallelism did not take effect,
+            or the trainer lacks a method that the guard wraps.
     """
     caps.check(trainer, session.config.generation)
-    if session.settings.memory_plan.optimizer_offload:
-        plugin = getattr(trainer.accelerator.state, "deepspeed_plugin", None)
-        if plugin is not None:
-            deepspeed.keep_optimizer(plugin)
-    if (warning := configuration.check(trainer, session.settings.memory_plan)) is not None:
-        session.warn(warning)
+    for feature in features:
+        feature.check_trainer(session, trainer)
     expected = session.config.expected_distributed_type
     if expected is not None:
         # only runs with such a setting need it, and every rank imports this module

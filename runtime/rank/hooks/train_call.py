@@ -26,7 +26,7 @@ from grpo_run.runtime.rank.hooks._control import ControlVote
 from grpo_run.runtime.rank.hooks._phases import mark_callbacks
 from grpo_run.runtime.rank.hooks._resume import RestoredCall, epochs_skipped, fitting_facts
 from grpo_run.runtime.rank.hooks._rollout_hooks import rollouts_hooked
-from grpo_run.runtime.rank.memory_plan.facts import publish_facts
+from grpo_run.runtime.rank.memory_facts import publish_facts
 from grpo_run.runtime.rank.points import CallPoints
 from grpo_run.runtime.rank.resuming import request
 from grpo_run.runtime.rank.resuming.renamed_weights import restore_renamed_weights

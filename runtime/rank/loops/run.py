@@ -30,7 +30,6 @@ from grpo_run.runtime.rank.loops._optimizers import OptimizerSteps
 from grpo_run.runtime.rank.loops._rank_state import LoadedRankState, Randomness
 from grpo_run.runtime.rank.loops._state import LoopState
 from grpo_run.runtime.rank.loops.data_position import DataPosition
-from grpo_run.runtime.rank.memory_plan.settings import warn_of_no_effect
 from grpo_run.runtime.rank.points import CallPoints
 from grpo_run.runtime.rank.resuming.request import ResumeChoice, output_directory
 from grpo_run.runtime.rank.saving.contents import CheckpointContents
@@ -196,7 +195,6 @@ class SupervisedLoop:
                 order.record()
         over = resume.finished and not (resume.foreign and self.step < (self._total or 0))
         self._events.call_begins(self.step, self._total or 0, record=agreed.record, restoring=over)
-        warn_of_no_effect(self._session)
         if over:
             self._ended()
             return

@@ -34,7 +34,7 @@ from grpo_run.runtime.call_names import call_title
 from grpo_run.runtime.checkpoints.manifest import TrainCall
 from grpo_run.runtime.checkpoints.search import directories_of_run, find_checkpoints
 from grpo_run.runtime.history.train_calls import CallDirectory, KnownCall
-from grpo_run.runtime.rank.memory_plan.settings import original_settings
+from grpo_run.runtime.memory.script_settings import original_settings
 
 RANDOM = re.compile(
     r"[0-9a-f]{8}-(?:[0-9a-f]{4}-){3}[0-9a-f]{12}"  # uuid4()

@@ -5,6 +5,5 @@ Start with `capping.py`, which ends completions (`criteria.py`, `deadline.py`, `
 (`_masking_selection.py` decides which). `_prompts.py` checks the length of prompts, `generate_calls.py`
 changes calls of `generate`, and `counting.py` counts what they return.
 
-`runtime/rank/hooks/_rollout_hooks.py` enters them in their order. Of the rooms below it, imports
-`runtime/rank/memory_plan/` only. Generates nothing itself.
+`runtime/rank/hooks/_rollout_hooks.py` enters them in their order. Generates nothing itself.
 """

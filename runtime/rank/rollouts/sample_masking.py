@@ -30,7 +30,7 @@ import torch
 
 from grpo_run.runtime.errors import RewardError
 from grpo_run.runtime.history.sample_masking import MaskingReason
-from grpo_run.runtime.rank.memory_plan.settings import record_of
+from grpo_run.runtime.memory.script_settings import record_of
 from grpo_run.runtime.rank.points import RowReasons
 from grpo_run.runtime.rank.rollouts._masking_report import MaskingReporter
 from grpo_run.runtime.rank.rollouts._masking_selection import MaskingKind, Selection, select

@@ -152,7 +152,8 @@ class StepEvents:
         slot.step = step
         slot.replace(Phase.data)
         self._cleanup.observe(step, session.accounting.step_ended())
-        self._trace_memory(step)
+        for begins in self._points.votes_begin:
+            begins(step)
         slot.publish()
         own = None
         # before the next rollout, which may fail with such weights
@@ -176,12 +177,6 @@ class StepEvents:
         self._step_vote.collect()
         self._session.slot.state = RankState.between
         self._session.slot.publish()
-
-    def _trace_memory(self, step: int) -> None:
-        """Look at what is alive, under `--memory-trace`."""
-        session = self._session
-        if session.memory_trace is not None:
-            session.memory_trace.step_ended(step, last_step=session.slot.target_steps)
 
     def _journal_timed_out(self, agreed: VoteResult) -> None:
         """Journal, on rank 0, that a deadline has ended a rollout of the step before."""

@@ -54,8 +54,8 @@ class SlotMovement:
     One object per attempt. `unreadable` holds the reason for each slot that could not be read. A rank that is
     starting has no slot yet, and is not listed before `START_SECONDS` have passed; a slot that was read
     before, not before `UNREADABLE_SECONDS`. A change is dated by what the rank has written, as far as that
-    lies
-    between two scans: scans may be rare, and a rank that stands still is known from the moment it stopped.
+    lies between two scans: scans may be rare, and a rank that stands still is known from the moment it
+    stopped.
     """
 
     def __init__(self) -> None:

@@ -66,7 +66,7 @@ def session(
         rank=0, world_size=1, local_world_size=1, rejected_checkpoints=0, own_steps=0, left=None,
         script_ended=False,
         is_main=True, is_rank=True, votes=VoteGroup(),
-        device_memory=DeviceMemory(), host_memory=ResidentMemory(), memory_trace=None,
+        device_memory=DeviceMemory(), host_memory=ResidentMemory(),
         on_phase_change=[], reward_seconds=defaultdict(float),
         accounting=PhaseAccounting(
             slot.memory_area, DeviceMemory().read, ResidentMemory().read, warn=notified.append

@@ -25,7 +25,8 @@ def attempt(time: float, number: int = 0) -> tuple[float, str, dict[str, Any]]:
 
 def train(time: float, step: int = 0, call: int = 1, **fields: Any) -> tuple[float, str, dict[str, Any]]:
     """A `train()` call starts at `step`."""
-    return time, "train_started", {"rank": 0, "step": step, "train_call": call, "target_steps": 100, **fields}
+    call_fields = {"trainer_class": "GRPOTrainer", "output_dir": f"/out/{call}", "target_steps": 100}
+    return time, "train_started", {"rank": 0, "step": step, "train_call": call, **call_fields, **fields}
 
 
 def commit(time: float, step: int, call: int = 1) -> tuple[float, str, dict[str, Any]]:

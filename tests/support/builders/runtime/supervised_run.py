@@ -14,7 +14,7 @@ from grpo_run.runtime.history.lifecycle import RunState
 from grpo_run.runtime.history.run_directory import RunDirectory
 from grpo_run.runtime.launch.config import RunConfig
 from grpo_run.runtime.processes.agent import Directive
-from grpo_run.runtime.processes.ranks import RankGroup, RankSpec
+from grpo_run.runtime.processes.ranks import RankGroup
 from grpo_run.runtime.supervisor.supervisor import Supervisor
 from grpo_run.watchdog.observation import Exit, Phase, RankState
 from grpo_run.watchdog.stalls.exit_hangs import ExitFacts
@@ -63,14 +63,13 @@ class SupervisedRun:
             RunConfig(**(fields | changes)),
             self.directory,
             local_world_size=2,
-            rank_environment=lambda supervisor, rank, world_size: {},
             notify=self.messages.append,
             observe_exit=lambda pids, connections: self.remaining,
         )
         self.remaining: ExitFacts | None = None
         self.supervisor.begin(world_size_local=2, accept_change=False)
         self.ranks = FakeRanks()
-        self.starts: Mapping[int, RankSpec] = {}
+        self.outputs: Mapping[tuple[int, int], Path] = {}
         self.slots: dict[int, SlotWriter] = {}
 
     def attempt(self, *, world_size: int = 2) -> None:
@@ -79,7 +78,7 @@ class SupervisedRun:
         workers = [
             SimpleNamespace(local_rank=rank, global_rank=rank, world_size=world_size) for rank in (0, 1)
         ]
-        self.starts = self.supervisor.attempt_starting(workers, 0)
+        self.outputs = self.supervisor.attempt_starting(workers, 0)
         self.supervisor.attempt_started(cast(RankGroup, self.ranks))
         self.slots = {
             rank: self.supervisor.board.writer(

@@ -104,22 +104,17 @@ def test_openmetrics_form_is_valid(make_slot: Any, make_status: Any) -> None:
 
 
 def test_nan_and_unknown_values_are_not_exported(make_slot: Any, make_status: Any) -> None:
-    """A loss that was never set is absent, neither 0 nor NaN."""
-    nan = float("nan")
-    status = make_status(make_slot(0, loss=nan, grad_norm=nan), make_slot(1))
+    """A loss that was never set is absent, neither 0 nor NaN; one that has diverged is a value."""
+    nan, diverged = float("nan"), float("inf")
+    status = make_status(make_slot(0, loss=nan, grad_norm=nan), make_slot(1), make_slot(2, loss=diverged))
     status.history.reward = None
     status.history.checkpoint = None
     series = scrape(collector_of(status))
     assert value(series, "grpo_rank_loss", rank="0") is None
     assert value(series, "grpo_rank_loss", rank="1") == 0.125
+    assert value(series, "grpo_rank_loss", rank="2") == diverged
     assert "grpo_reward" not in names(series)
     assert "grpo_checkpoint_step" not in names(series)
-
-
-def test_infinite_loss_is_exported(make_slot: Any, make_status: Any) -> None:
-    """A diverged loss is a value, unlike a loss that was never set."""
-    series = scrape(collector_of(make_status(make_slot(0, loss=float("inf")))))
-    assert value(series, "grpo_rank_loss", rank="0") == float("inf")
 
 
 def test_a_rank_that_becomes_unreadable_loses_its_values(make_slot: Any, make_status: Any) -> None:

@@ -14,8 +14,7 @@ import httpx
 import pytest
 from structlog.testing import capture_logs
 
-from grpo_run.dashboards.metrics.server import DEFAULT_ADDRESS, MetricsServer, start
-from grpo_run.runtime.errors import UsageError
+from grpo_run.dashboards.metrics.server import MetricsServer, start
 from grpo_run.runtime.history.status import RunStatus
 
 DEADLINE_SECONDS = 20.0
@@ -83,31 +82,12 @@ def test_the_server_is_read_only_and_has_three_pages(serve: Any, make_status: An
         assert client.get(f"http://{host}:{port}/").status_code == 404
 
 
-def test_default_is_loopback() -> None:
-    """The default address is not reachable from the network."""
-    assert DEFAULT_ADDRESS == "127.0.0.1:9460"
-
-
-def test_an_address_open_to_the_network_is_marked(serve: Any, make_status: Any) -> None:
-    """An address reachable from the network is permitted and marked, so that the caller can warn."""
-    with capture_logs() as logs:
-        assert serve(make_status, "0.0.0.0:0").open_to_network
-        assert not serve(make_status).open_to_network
-    assert logs == []
-
-
 def test_two_servers_with_one_address_get_two_ports(serve: Any, make_status: Any) -> None:
     """The second server uses the next free port."""
     first = serve(make_status)
     second = serve(make_status, f"127.0.0.1:{first.address[1]}")
     assert second.address[1] > first.address[1]
     assert get(second, "/healthz").status_code == 200
-
-
-def test_malformed_address_is_a_usage_error(make_status: Any) -> None:
-    """The error is raised in the caller, not in the server's thread."""
-    with pytest.raises(UsageError, match=r"127\.0\.0\.1:9460"):
-        start(make_status, "everywhere")
 
 
 def test_stopped_server_closes_its_port(make_status: Any) -> None:

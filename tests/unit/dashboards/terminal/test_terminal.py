@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 from support.builders.screen import Open, Screen, fault
 from support.builders.screen_shell import ScreenShell
-from support.journal import as_event
 from support.transcripts import Story, stories
 
 from grpo_run.dashboards.terminal import terminal as module
@@ -47,16 +46,6 @@ def test_a_closed_terminal_does_not_end_the_run(screen: Open) -> None:
     made.stderr.close()
     made.terminal.notify("x")
     made.terminal.stop()
-
-
-def test_a_finding_of_an_earlier_launch_is_not_printed_again(screen: Open) -> None:
-    """It is in the journal when the launch begins."""
-    made = screen()
-    record = {"event": "memory_finding", "time": 1.0, "rank": 1, "attempt": 0, "step": 8, "world_size": 2}
-    made.history.apply(as_event({**record, "key": "a", "subject": "b", "sentence": "5 tensors"}))
-    made.terminal._finding_lines.skip(made.history.memory_trace)
-    made.end("Finished.")
-    assert made.lines() == ["grpo-run: Finished."]
 
 
 def test_the_progress_line_is_printed_in_a_pipe(screen: Open, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,15 +13,21 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from grpo_run.runtime.features import modules
+from grpo_run.runtime.event import Event, as_record
 from grpo_run.runtime.history.history import History
 from grpo_run.runtime.history.journal import JournalReader
+from grpo_run.runtime.launching.reading import history_parts
 
 HERE = Path(__file__).parent
 FEATURES = {
-    "quarantine": "Quarantine", "tracker_runs": "TrackerRuns.names", "growth": "GrownPhases.found",
-    "guard_trips": "GuardTrips.counts", "nonfinite_refused": "GuardTrips.nonfinite_refused",
-}  # fmt: skip
+    "quarantine": "Quarantine",
+    "tracker_runs": "TrackerRuns.names",
+    "growth": "GrownPhases.found",
+    "memory_trace": "MemoryFindings",
+    "memory_plan": "PlanRecord",
+    "guard_trips": "GuardTrips.counts",
+    "nonfinite_refused": "GuardTrips.nonfinite_refused",
+}
 """What features replay now, by the field of that history: a part, or a field of it."""
 
 
@@ -31,6 +37,8 @@ def plain(value: Any) -> Any:
         return {one.name.lstrip("_"): plain(getattr(value, one.name)) for one in dataclasses.fields(value)}
     if hasattr(value, "model_dump"):
         return value.model_dump(mode="json")
+    if isinstance(value, Event):
+        return as_record(value)
     if isinstance(value, dict):
         return {str(getattr(key, "name", key)): plain(one) for key, one in value.items()}
     if isinstance(value, (list, tuple)):
@@ -43,7 +51,7 @@ def plain(value: Any) -> Any:
 def test_a_journal_of_version_0_1_0_has_the_same_history() -> None:
     """A run that is resumed after an update continues."""
     known = json.loads((HERE / "journal_0_1_0.history.json").read_text())
-    history = History(parts=tuple(module.PART() for module in modules("events")))
+    history = History(parts=tuple(history_parts()))
     for event in JournalReader(HERE / "journal_0_1_0.jsonl", history.decoder).new():
         history.apply(event)
     read = plain(history)

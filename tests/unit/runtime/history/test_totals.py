@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.builders.watchdog.slots import make_slot
@@ -15,7 +14,7 @@ from grpo_run.runtime.board.board import Board
 from grpo_run.runtime.history.events import RankCounted
 from grpo_run.runtime.history.history import History
 from grpo_run.runtime.history.status import read_counts
-from grpo_run.runtime.history.totals import CheckpointResult, RankTotals
+from grpo_run.runtime.history.totals import RankTotals
 from grpo_run.watchdog.observation import Phase
 from grpo_run.watchdog.stalls.durations import Histogram
 
@@ -86,34 +85,3 @@ def test_no_sum_falls_when_an_attempt_is_counted(attempts: list[list[float]]) ->
             assert totals.phases(live)[Phase.vote].sum_seconds == shown
         assert totals.phases([])[Phase.vote].sum_seconds == shown
         last = shown
-
-
-def test_checkpoints_are_counted_by_what_became_of_them() -> None:
-    """A rank that has not tried has skipped one, and the supervisor has failed."""
-    history = History()
-    published = {"step": 3, "train_call": 1, "path": "out/checkpoint-3", "size_bytes": 7, "seconds": 2.0}
-    for event, fields in (
-        ("checkpoint_published", published),
-        ("checkpoint_failed", {"step": 4, "rank": None}),
-        ("checkpoint_failed", {"step": 5, "rank": 0}),
-        ("checkpoint_rejected", {"step": 6, "rank": 0}),
-    ):
-        history.apply(as_event({"event": event, "time": 50.0, **fields}))
-    assert history.checkpoints.results == dict.fromkeys(CheckpointResult, 1)
-    assert (history.checkpoints.published_at, history.checkpoints.size_bytes) == (50.0, 7)
-    assert history.checkpoints.durations == Histogram().with_value(2.0)
-
-
-@pytest.mark.parametrize(
-    ("action", "code", "committed", "gave_up"),
-    [("stop", 93, False, True), ("restart", 75, True, False), ("stop", 75, False, False)],
-)
-def test_a_run_is_given_up_at_its_last_fault(action: str, code: int, committed: bool, gave_up: bool) -> None:
-    """A fault during a stop, or one that was recovered, is not what the run was given up at."""
-    history = History()
-    events = [("incident", {"cause": "signal", "step": 1}), ("action", {"action": action})]
-    events += [("step_committed", {"step": 2, "train_call": 1})] * committed
-    for event, fields in [*events, ("run_ended", {"exit_code": code})]:
-        history.apply(as_event({"event": event, "time": 50.0, **fields}))
-    (recovery,) = history.recoveries
-    assert (recovery.gave_up, recovery.recovery_seconds is not None) == (gave_up, committed)

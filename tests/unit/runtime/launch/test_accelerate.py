@@ -12,12 +12,14 @@ from typing import Any
 
 import pytest
 from accelerate.utils import DistributedType
+from support.transcripts import Story, stories
 
 from grpo_run.runtime.errors import ConfigError
 from grpo_run.runtime.launch.accelerate import Parallelism, check_took_effect, load_parallelism
 
 REPOSITORY = Path(__file__).parents[4]
 CONFIGS = REPOSITORY / "tests" / "configs"
+TRLS = Path(str(files("trl"))) / "accelerate_configs"
 
 
 @pytest.fixture(autouse=True)
@@ -40,18 +42,51 @@ def load(path: Path, **changes: Any) -> Parallelism:
     return load_parallelism(path, **{**wanted, **changes})
 
 
-def refusal(path: Path, **changes: Any) -> str:
-    with pytest.raises(ConfigError) as caught:
-        load(path, **changes)
-    message = str(caught.value)
-    assert "\n" not in message
-    assert str(path) in message
-    return message
+class ConfigurationShell:
+    """A directory, HERE in answers, and what becomes of a configuration file in it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def text(self, content: str, *, name: str = "a.yaml", **options: str) -> str:
+        """Write a file, and load it. `CONFIGS` is the folder of the tests' own files."""
+        content = content.replace("\\n", "\n").replace("CONFIGS", str(CONFIGS))
+        (self.folder / name).write_bytes(content.encode("latin-1"))
+        return self.load(name, **options)
+
+    def load(self, name: str, *, accelerator: str = "", show: str = "", **ranks: str) -> str:
+        """The ranks of a node and their mode, or what is refused.
+
+        Args:
+            name: of a file; `TRL/` is the folder of TRL's own.
+            accelerator: the machine has one.
+            show: a variable of the ranks.
+        """
+        path = TRLS / name[4:] if name.startswith("TRL/") else self.folder / name
+        counts = {key: int(value) for key, value in ranks.items()}
+        try:
+            found = load(path, has_accelerator=bool(accelerator), **counts)
+        except ConfigError as error:
+            return self._here(str(error))
+        words = [f"{found.ranks_per_node} ranks, {found.expected_distributed_type}"]
+        words += [f"{show} {found.environment[show]}"] if show else []
+        return self._here("\n".join([*words, *([found.replaced] if found.replaced else [])]))
+
+    def _here(self, text: str) -> str:
+        for path, name in (
+            (self.folder, "HERE"),
+            (CONFIGS, "CONFIGS"),
+            (TRLS, "TRL"),
+            (REPOSITORY, "CURRENT"),
+        ):
+            text = text.replace(str(path), name)
+        return text
 
 
-DEEPSPEED = "distributed_type: DEEPSPEED\nnum_processes: 2\ndeepspeed_config:\n  zero_stage: 2\n"
-FSDP2 = "distributed_type: FSDP\nnum_processes: 2\nfsdp_config:\n  fsdp_version: 2\n"
-CPU = "distributed_type: MULTI_CPU\nuse_cpu: true\nnum_processes: 2\n"
+@stories(__file__, "accelerate.txt")
+def test_configurations(story: Story, word: str, tmp_path: Path) -> None:
+    """Every story of the file."""
+    story.check(ConfigurationShell(tmp_path), word)
 
 
 def test_importing_the_module_imports_neither_torch_nor_accelerate() -> None:
@@ -106,7 +141,7 @@ def test_the_deepspeed_file_has_an_absolute_path(tmp_path: Path, monkeypatch: py
 @pytest.mark.parametrize("name", ["fsdp1", "fsdp2", "multi_gpu", "single_gpu", "zero1", "zero2", "zero3"])
 def test_every_configuration_of_trl_is_accepted_unchanged(name: str) -> None:
     """A file that TRL ships is not refused on a machine that it was written for."""
-    path = Path(str(files("trl"))) / "accelerate_configs" / f"{name}.yaml"
+    path = TRLS / f"{name}.yaml"
     found = load(path, has_accelerator=True)
     assert found.ranks_per_node == (1 if name == "single_gpu" else 8)
     assert found.environment["ACCELERATE_MIXED_PRECISION"] == "bf16"
@@ -121,142 +156,6 @@ def test_the_thread_count_of_the_launcher_is_kept_and_not_repeated(
     """
     monkeypatch.setenv("OMP_NUM_THREADS", threads)
     assert "OMP_NUM_THREADS" not in load(CONFIGS / "ddp.yaml").environment
-
-
-# ranks
-
-
-@pytest.mark.parametrize(
-    ("text", "nproc_per_node", "nnodes", "ranks"),
-    [
-        (CPU, None, 1, 2),
-        (CPU, 2, 1, 2),
-        (CPU, 4, 1, 4),
-        (CPU, 1, 2, 1),
-        (CPU.replace("num_processes: 2", "num_processes: 8\nnum_machines: 2"), None, 2, 4),
-        (CPU.replace("num_processes: 2\n", ""), 3, 1, 3),
-        ("distributed_type: 'NO'\nnum_processes: 8\n", None, 1, 1),
-    ],
-)
-def test_ranks_per_node(
-    tmp_path: Path, text: str, nproc_per_node: int | None, nnodes: int, ranks: int
-) -> None:
-    """The command line's number, or else the file's total divided by the number of machines."""
-    found = load(write(tmp_path, text), nproc_per_node=nproc_per_node, nnodes=nnodes)
-    assert found.ranks_per_node == ranks
-
-
-def test_one_process_for_several_ranks_is_refused(tmp_path: Path) -> None:
-    """`accelerate launch` would start one process without a warning."""
-    assert "NO trains in one process, 2 are requested" in refusal(
-        write(tmp_path, "distributed_type: 'NO'\n"), nproc_per_node=2
-    )
-
-
-def test_too_few_processes_are_refused_with_both_numbers(tmp_path: Path) -> None:
-    """Nobody has asked for fewer: a model that fits on eight ranks may not fit on four. The error names the
-    file.
-    """
-    text = CPU.replace("num_processes: 2", "num_processes: 8\nnum_machines: 2")
-    message = refusal(write(tmp_path, text))
-    assert message.startswith("too few processes for the accelerate config: ")
-    assert "num_processes 8" in message
-    assert "is 4" in message
-    assert "--nproc-per-node" in message
-
-
-@pytest.mark.parametrize(
-    ("nproc_per_node", "nnodes", "replaces"),
-    [(2, 1, True), (16, 1, True), (8, 1, False), (4, 2, False), (4, 1, True), (None, 1, False)],
-)
-def test_the_command_line_wins_over_the_file_and_says_so(
-    nproc_per_node: int | None, nnodes: int, replaces: bool
-) -> None:
-    """Of TRL's own file for 8 processes; one line, and none where the numbers agree."""
-    path = Path(str(files("trl"))) / "accelerate_configs" / "fsdp2.yaml"
-    found = load(path, has_accelerator=True, nproc_per_node=nproc_per_node, nnodes=nnodes)
-    assert found.ranks_per_node == (nproc_per_node or 8)
-    line = f"--nproc-per-node {nproc_per_node} replaces num_processes 8 of {path}"
-    assert found.replaced == (line if replaces else "")
-
-
-# malformed files
-
-
-@pytest.mark.parametrize(
-    ("text", "name", "said"),
-    [
-        ("distributed_type: FSDP\nfsdp_config: [1\n", "a.yaml", "line 3"),
-        ('{"distributed_type": "FSDP",\n "num_processes" 2}', "a.json", "line 2"),
-        ("- MULTI_GPU\n", "a.yaml", "accelerate refuses it"),
-        ("", "a.yaml", "accelerate refuses it"),
-        ("num_processes: 2\n", "a.yaml", "A `distributed_type` must be specified"),
-        ("distributed_type: NO\n", "a.yaml", "write it in quotes"),
-        (CPU.replace("2", "two"), "a.yaml", "no number in num_processes"),
-        (CPU.replace("2", "0"), "a.yaml", "no number in num_processes"),
-        ("distributed_type: FSPD\n", "a.yaml", "'FSPD' is not a valid DistributedType"),
-        ("distributed_type: MULTI_XPU\n", "a.yaml", "is not started by grpo-run launch"),
-        (CPU + "compute_environment: AMAZON_SAGEMAKER\n", "a.yaml", "accelerate refuses it"),
-        (CPU + "num_proceses: 2\n", "a.yaml", "num_proceses"),
-        (CPU.replace("num_processes: 2\n", ""), "a.yaml", "use --nproc-per-node"),
-        (
-            DEEPSPEED + f"  deepspeed_config_file: {CONFIGS / 'zero2.json'}\n", "a.yaml",
-            "accelerate refuses it: When using `deepspeed_config_file`",
-        ),
-        (
-            DEEPSPEED.replace("zero_stage: 2", "deepspeed_config_file: none.json"), "a.yaml",
-            "deepspeed_config_file none.json: no such file (from ",
-        ),
-        (CPU + "num_machines: 3\n", "a.yaml", "too few processes"),
-        (CPU + "mixed_precision: bf61\n", "a.yaml", "Unknown mixed_precision mode: bf61"),
-        (CPU + "mixed_precision: no\n", "a.yaml", "write it in quotes"),
-    ],
-)  # fmt: skip
-def test_a_malformed_file_is_refused_in_one_line(tmp_path: Path, text: str, name: str, said: str) -> None:
-    """The line names the file and what accelerate says; there is no traceback."""
-    assert said in refusal(write(tmp_path, text, name))
-
-
-def test_what_is_no_text_file_is_refused(tmp_path: Path) -> None:
-    """A missing file, a folder, and a checkpoint that was passed by mistake."""
-    assert "no such accelerate configuration file" in refusal(tmp_path / "none.yaml")
-    assert "no such accelerate configuration file" in refusal(tmp_path)
-    path = tmp_path / "a.yaml"
-    path.write_bytes(b"distributed_type: FSDP\n\xff\xfe")
-    assert "accelerate refuses it: 'utf-8' codec" in refusal(path)
-
-
-# what would not take effect
-
-
-@pytest.mark.parametrize(
-    ("text", "has_accelerator", "said"),
-    [
-        (FSDP2, False, "every rank would hold the whole model (DDP)"),
-        ("distributed_type: MULTI_GPU\nnum_processes: 2\n", False, "every rank would train alone"),
-        (CPU + "deepspeed_config:\n  zero_stage: 2\n", False, "deepspeed_config.zero_stage"),
-        (DEEPSPEED + "fsdp_config:\n  fsdp_version: 2\n", False, "fsdp_config.fsdp_version"),
-        (CPU + "fp8_config:\n  fp8_backend: TE\n", False, "fp8_config.fp8_backend"),
-        (DEEPSPEED.replace("zero_stage", "zero_stag"), False, "deepspeed_config.zero_stag"),
-        (DEEPSPEED + "  offload_param_nvme_path: /nvme\n", False, "deepspeed_config.offload_param_nvme_path"),
-        (DEEPSPEED + "dynamo_config:\n  dynamo_backend: INDUCTOR\n", False, "dynamo_config.dynamo_backend"),
-        (FSDP2 + "  fsdp_offload_parms: true\n  fsdp_typo: 1\n", True, "fsdp_config.fsdp_typo"),
-    ],
-)
-def test_a_setting_without_effect_is_refused(
-    tmp_path: Path, text: str, has_accelerator: bool, said: str
-) -> None:
-    """accelerate ignores each of these settings silently. All of them are named."""
-    message = refusal(write(tmp_path, text), has_accelerator=has_accelerator)
-    assert "would not take effect" in message
-    assert said in message
-
-
-def test_fsdp_is_expected_in_the_ranks(tmp_path: Path) -> None:
-    """On a node with an accelerator the file takes effect."""
-    found = load(write(tmp_path, FSDP2), has_accelerator=True)
-    assert found.expected_distributed_type == "FSDP"
-    assert found.environment["ACCELERATE_USE_FSDP"] == "true"
 
 
 # inside a rank

@@ -10,7 +10,6 @@ import pytest
 from grpo_run.runtime.history.run_directory import RunDirectory
 from grpo_run.runtime.memory.facts import MemoryFacts
 from grpo_run.runtime.memory.files import FILE_NAME, read_facts, write_facts
-from grpo_run.runtime.memory.plan import MemoryPlan
 
 SFT = MemoryFacts(
     trainer_class="SFTTrainer", trainer="sft", world_size=2, layout="ddp",
@@ -45,7 +44,7 @@ def test_the_file_belongs_to_the_run(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("divisor", "rows"), [(1, 4), (2, 2), (8, 1), (3, 4)])
 def test_a_plan_divides_the_micro_batch_as_far_as_its_size_allows(divisor: int, rows: int) -> None:
-    assert SFT.micro_batch(MemoryPlan(micro_batch_divisor=divisor)) == rows
+    assert SFT.per_device_train_batch_size // SFT.divisor(divisor) == rows
 
 
 @pytest.mark.parametrize(

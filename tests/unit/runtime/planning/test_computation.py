@@ -10,7 +10,7 @@ from support.memory_cases import GRPO, facts
 from support.tiny_trainers import tiny_trainer
 
 from grpo_run.runtime.planning.computation import Computation, computation_of, refusals
-from grpo_run.runtime.rank.memory_plan.facts import collect_facts
+from grpo_run.runtime.rank.memory_facts import collect_facts
 
 KNOWN = Computation(
     configuration={"model_type": "qwen2"}, weights="float32", attention="sdpa", optimizer="adamw_torch_fused",

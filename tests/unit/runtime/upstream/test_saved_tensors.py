@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
-from pathlib import Path
-from typing import Any
-
-import pytest
 import torch
 
 from grpo_run.runtime.upstream import memory_names
@@ -41,31 +36,3 @@ def test_the_innermost_dispatch_mode_is_known() -> None:
     assert memory_names.current_dispatch_mode() is None
     with FlopCounterMode(display=False):
         assert memory_names.current_dispatch_mode() is not None
-
-
-def test_the_private_functions_of_the_cuda_allocator_take_these_arguments() -> None:
-    """A torch without CUDA has their Python parts and the names of the others."""
-    recording = inspect.signature(torch.cuda.memory._record_memory_history).parameters
-    assert {"enabled", "context", "stacks", "max_entries"} <= set(recording)
-    assert all(
-        one.default is not one.empty
-        for one in inspect.signature(torch.cuda.memory._snapshot).parameters.values()
-    )
-    stubs = Path(torch._C.__file__).with_name("_C") / "__init__.pyi"
-    assert "def _cuda_isHistoryEnabled() -> _bool" in stubs.read_text()
-    from torch._dynamo import trace_rules
-
-    assert "torch._C._cuda_attach_out_of_memory_observer" in inspect.getsource(trace_rules)
-
-
-def test_an_observer_is_attached_only_where_torch_has_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is called with four numbers."""
-    attached: list[Any] = []
-    called: list[None] = []
-    monkeypatch.setattr(torch._C, "_cuda_attach_out_of_memory_observer", attached.append, raising=False)
-    memory_names.CudaAllocator().observe_out_of_memory(lambda: called.append(None))
-    attached[0](0, 1 << 20, 1 << 30, 0)
-    assert called == [None]
-    monkeypatch.delattr(torch._C, "_cuda_attach_out_of_memory_observer")
-    memory_names.CudaAllocator().observe_out_of_memory(lambda: None)
-    assert len(attached) == 1

@@ -1,7 +1,8 @@
 """No instant of a program that finishes is proved a deadlock; every planted defect that stalls ranks is.
 
-The programs and the ranks are a model (`support/simulated_ranks.py`). `fault/test_healthy_collectives.py`
-runs the same programs on real ranks.
+The programs and the ranks are a model (`support/simulated_ranks.py`). What real ranks show of every call
+is in `integration/test_collective_records.py`, and 20 odd ways to wait, on real ranks, in
+`fault/test_healthy_collectives.py`.
 """
 
 from __future__ import annotations

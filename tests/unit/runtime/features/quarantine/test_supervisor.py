@@ -19,6 +19,7 @@ from grpo_run.runtime.features.quarantine.supervisor import PART
 from grpo_run.runtime.history.attempt_files import AttemptFiles
 from grpo_run.runtime.history.reporter import LiveHistory, Reporter
 from grpo_run.runtime.history.run_directory import RunDirectory
+from grpo_run.runtime.launch.config import RunConfig
 from grpo_run.runtime.supervisor.points import Answer, Fault
 from grpo_run.watchdog.causes import Cause
 from grpo_run.watchdog.verdict import Verdict
@@ -29,13 +30,14 @@ PROMPTS = [PromptDigest(sha256=letter * 64, preview=letter) for letter in "ab"]
 class Quarantined:
     """A run whose last fault was in step 8 of its first call; ranks 0 and 1 have recorded its prompts."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, config: RunConfig) -> None:
+        path = Path(config.run_directory)
         self.run = RunDirectory(path=path)
         self.run.create()
         self.live = LiveHistory(self.run.journal, "run", parts=[HISTORY()])
         self.said: list[str] = []
         reporter = Reporter(self.live, str(path), self.said.append)
-        self.feature = PART(self.run, self.live.history, reporter)
+        self.feature = PART(config, self.run, self.live.history, reporter)
         self.live.write(event("incident", step=7, train_call=1, cause="exception", culprit=1))
         self.files = AttemptFiles(self.run, 1)
         assert self.files.make() is None
@@ -54,9 +56,9 @@ class Quarantined:
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> Quarantined:
+def run(tmp_path: Path, make_config: Callable[..., RunConfig]) -> Quarantined:
     """A new run."""
-    return Quarantined(tmp_path / "run")
+    return Quarantined(make_config(run_directory=tmp_path / "run"))
 
 
 @pytest.mark.parametrize(

@@ -93,7 +93,7 @@ def test_a_call_inside_another_one_is_not_guarded(
 
     monkeypatch.setattr(train_call, "run_train_call", run_guarded)
     monkeypatch.setattr(train_call, "record_model_activity", lambda trainer, session: nullcontext())
-    monkeypatch.setattr(attach, "check_trainer", lambda session, trainer: None)
+    monkeypatch.setattr(attach, "check_trainer", lambda *of_trainer: None)
     calls = [module.Trainer(inner=2).train(), module.Trainer().train()]
     assert calls == ["guarded plain", "guarded plain"]
     assert guarded == ["outer", "outer"]

@@ -14,7 +14,6 @@ import pytest
 import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from grpo_run.runtime.memory.plan import MemoryPlan
 from grpo_run.runtime.rank.hooks._no_trainer import watch_optimizer_steps
 from grpo_run.watchdog.observation import RankState, Slot
 
@@ -59,28 +58,6 @@ def test_the_first_step_is_on_the_board_and_in_the_journal(
     assert reading().trains_without_trainer
     assert noticed(events) == [""]
     assert session.own_steps == 2
-
-
-@pytest.mark.parametrize(
-    ("plan", "warned"),
-    [
-        (MemoryPlan(), False),
-        (MemoryPlan(micro_batch_divisor=2), True),
-        (MemoryPlan(expandable_segments=True), False),
-        (MemoryPlan(expandable_segments=True, gradient_checkpointing=True), True),
-    ],
-    ids=lambda value: value.text if isinstance(value, MemoryPlan) else "",
-)
-def test_a_memory_plan_that_has_no_effect_is_said_once(
-    plan: MemoryPlan, warned: bool, optimizer: Optimizer, events: Any, session: Any
-) -> None:
-    """Expandable segments reach the allocator by the environment, whatever the script does."""
-    session.settings = session.settings.model_copy(update={"memory_plan": plan})
-    optimizer.step()
-    optimizer.step()
-    said = [event["text"] for event in events() if event["event"] == "warning"]
-    assert len(said) == warned
-    assert all("has no effect on training of the script's own" in text for text in said)
 
 
 def test_steps_of_a_train_call_are_not_the_script_s(

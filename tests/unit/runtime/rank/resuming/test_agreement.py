@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from support import checkpoint_files
-from support.resuming import Ask, Save
+from support.builders.runtime.resume_shell import ResumeShell
 
 from grpo_run.runtime.checkpoints.manifest import read_manifest
 from grpo_run.runtime.checkpoints.publishing import reject_checkpoint
@@ -20,6 +20,14 @@ from grpo_run.runtime.rank.resuming import choice as agreement
 from grpo_run.runtime.rank.resuming.request import RejectedCheckpoint, ResumeChoice, ResumeRequest
 
 Events = Callable[[], list[dict[str, Any]]]
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ResumeShell:
+    """A run with a complete checkpoint."""
+    shell = ResumeShell(tmp_path, monkeypatch)
+    shell.save("5")
+    return shell
 
 
 class Votes:
@@ -40,42 +48,40 @@ class Votes:
         return [values, peer] if self.rank == 0 else [peer, values]
 
 
-def test_other_ranks_use_the_choice_of_rank_zero(
-    session: Any, resume_request: ResumeRequest, save: Save
-) -> None:
+def test_other_ranks_use_the_choice_of_rank_zero(session: Any, run: ResumeShell) -> None:
     """They ignore a newer checkpoint; non-ASCII names are transferred correctly."""
-    older, _ = save(5), save(10)
+    run.save("10")
+    older = run.output / "checkpoint-5"
     choice = ResumeChoice(
         argument=str(older),
         checkpoint=FoundCheckpoint(path=older, manifest=read_manifest(older)),
         notice="é…",
     )
     session.is_main, session.rank, session.votes = False, 1, Votes(choice.to_text(), rank=1)
-    assert agreement.agree(session, resume_request) == choice
+    assert agreement.agree(session, run.request) == choice
     assert session.votes.sent[-1] == [1]
 
 
-def test_rank_zero_sends_its_choice(session: Any, resume_request: ResumeRequest, save: Save) -> None:
+def test_rank_zero_sends_its_choice(session: Any, run: ResumeShell) -> None:
     """It sends the newest verified checkpoint."""
-    path = save(5)
+    path = run.output / "checkpoint-5"
     session.votes = Votes()
-    assert agreement.agree(session, resume_request).argument == str(path)
+    assert agreement.agree(session, run.request).argument == str(path)
     sent = json.loads(bytes(session.votes.sent[0]))
     assert (sent["argument"], sent["checkpoint"]) == (str(path), str(path))
 
 
 def test_a_rank_that_cannot_see_the_checkpoint_is_named(
-    session: Any, resume_request: ResumeRequest, tmp_path: Path, save: Save
+    session: Any, run: ResumeShell, tmp_path: Path
 ) -> None:
     """The error is raised on every rank; the usual reason is an `output_dir` on a local disk."""
-    save(5)
     session.votes = Votes(peer_sees=False)
     with pytest.raises(ConfigError, match=r"rank 1 does not see .* shared by all nodes"):
-        agreement.agree(session, resume_request)
+        agreement.agree(session, run.request)
     missing = ResumeChoice(argument=str(tmp_path / "none"))
     session.is_main, session.rank, session.votes = False, 1, Votes(missing.to_text(), rank=1)
     with pytest.raises(ConfigError, match=r"none does not exist"):
-        agreement.agree(session, resume_request)
+        agreement.agree(session, run.request)
     assert session.votes.sent[-1] == [0]
 
 
@@ -96,37 +102,35 @@ def test_only_a_corrupt_checkpoint_of_this_run_is_renamed(
 
 
 def test_a_read_only_file_system_does_not_fail_the_resume(
-    session: Any, resume_request: ResumeRequest, events: Events, monkeypatch: pytest.MonkeyPatch, save: Save
+    session: Any, run: ResumeShell, events: Events, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A corrupt checkpoint that cannot be renamed is rejected again at every resume, with a message."""
-    older, bad = save(5), save(10)
-    (bad / "model.safetensors").write_bytes(b"other")
+    run.save("10")
+    run.damage("out/checkpoint-10")
     monkeypatch.setattr(agreement, "reject_checkpoint", lambda path, reason: None)
     session.votes = Votes()
-    assert agreement.agree(session, resume_request).argument == str(older)
+    assert agreement.agree(session, run.request).argument == str(run.output / "checkpoint-5")
     (record,) = events()
     assert (record["moved_to"], record["cause"]) == (None, "checkpoint_corrupt")
     assert "could not be renamed" in session.notified[0]
 
 
-def test_a_serialized_choice_is_equal_on_another_rank(
-    resume_request: ResumeRequest, ask: Ask, save: Save, tmp_path: Path
-) -> None:
+def test_a_serialized_choice_is_equal_on_another_rank(run: ResumeShell, tmp_path: Path) -> None:
     """A rank that cannot see the checkpoint raises CheckpointError."""
-    save(10, finished=True)
-    for choice in (
-        ask(resume_request),
-        ask(replace(resume_request, run_id="run-9")),
-        ResumeChoice(argument=None),
-    ):
-        assert ResumeChoice.from_text(choice.to_text(), resume_request) == choice
+
+    def ask(request: ResumeRequest) -> ResumeChoice:
+        return agreement.choose(request, lambda rejected: None)
+
+    run.save("10", "finished")
+    for choice in (ask(run.request), ask(replace(run.request, run_id="run-9")), ResumeChoice(argument=None)):
+        assert ResumeChoice.from_text(choice.to_text(), run.request) == choice
     from_script = ResumeChoice.from_text(
-        ResumeChoice(argument="a", from_script=True).to_text(), replace(resume_request, script_argument="b")
+        ResumeChoice(argument="a", from_script=True).to_text(), replace(run.request, script_argument="b")
     )
     assert from_script.argument == "b"
-    text = ask(resume_request).to_text()
-    reject_checkpoint(Path(ask(resume_request).argument), "gone")  # type: ignore[arg-type]
+    text = ask(run.request).to_text()
+    reject_checkpoint(Path(ask(run.request).argument), "gone")  # type: ignore[arg-type]
     with pytest.raises(CheckpointError):
-        ResumeChoice.from_text(text, resume_request)
+        ResumeChoice.from_text(text, run.request)
     with pytest.raises(CheckpointError):
-        ResumeChoice.from_text(ResumeChoice(argument=str(tmp_path / "none")).to_text(), resume_request)
+        ResumeChoice.from_text(ResumeChoice(argument=str(tmp_path / "none")).to_text(), run.request)

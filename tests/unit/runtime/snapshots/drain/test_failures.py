@@ -34,14 +34,6 @@ from grpo_run.runtime.snapshots._drain_worker import DISK_RESERVE_BYTES, handle_
 from grpo_run.runtime.snapshots.area import StagingArea
 
 
-def test_an_empty_slot_fails_without_a_step(staging: StagingArea, out: Path) -> None:
-    """No step means that the disk is not at fault."""
-    reply = expect_failed(drain_slot(staging))
-    assert (reply.slot, reply.step, reply.reason) == (0, None, "the slot is empty")
-    assert not reply.full
-    assert not reply.broken
-
-
 def test_a_slot_that_a_rank_is_writing_fails_after_a_wait(
     staging: StagingArea, out: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -137,14 +129,6 @@ def test_every_file_system_error_becomes_a_failure(
     assert not staging.slots[0].drained
 
 
-def test_an_output_directory_that_cannot_be_created_is_a_failure(staging: StagingArea, out: Path) -> None:
-    """A file has its name."""
-    out.parent.mkdir(parents=True)
-    out.write_bytes(b"")
-    fill(staging.slots[0], snapshot(out, 5))
-    assert expect_failed(drain_slot(staging)).reason.startswith("File exists")
-
-
 @pytest.mark.parametrize("where", ["publish", "partial_directory"])
 def test_a_read_error_of_the_disk_does_not_mark_the_snapshot_broken(
     staging: StagingArea, out: Path, monkeypatch: pytest.MonkeyPatch, where: str
@@ -161,62 +145,6 @@ def test_a_read_error_of_the_disk_does_not_mark_the_snapshot_broken(
     assert (reply.step, reply.broken, reply.full) == (5, False, False)
     assert is_empty(out)
     expect_published(drain_slot(staging))
-
-
-@pytest.mark.parametrize(
-    "damage",
-    [
-        lambda slot: (slot.files / "checkpoint-5/model-0.safetensors").unlink(),
-        lambda slot: os.truncate(slot.files / "checkpoint-5/optimizer/rank0.pt", 100),
-        lambda slot: (slot.files / "checkpoint-5/trainer_state.json").write_text(""),
-    ],
-)
-def test_an_unreadable_snapshot_is_broken(
-    staging: StagingArea, out: Path, damage: Callable[[Any], None]
-) -> None:
-    """A retry cannot succeed; no files are visible."""
-    fill(staging.slots[0], snapshot(out, 5))
-    damage(staging.slots[0])
-    reply = expect_failed(drain_slot(staging))
-    assert (reply.step, reply.broken, reply.full) == (5, True, False)
-    assert is_empty(out)
-    assert not staging.slots[0].drained
-
-
-def test_an_invalid_snapshot_record_is_a_failure(staging: StagingArea, out: Path) -> None:
-    """The reply is that of an empty slot."""
-    (staging.slots[0].path / "STAGED.json").write_text("{")
-    reply = expect_failed(drain_slot(staging))
-    assert reply.step is None
-    assert "STAGED.json" in reply.reason
-
-
-@pytest.mark.parametrize("free", [0, 1 << 20, DISK_RESERVE_BYTES])
-def test_a_disk_without_free_space_is_not_written_to(
-    staging: StagingArea, out: Path, monkeypatch: pytest.MonkeyPatch, free: int
-) -> None:
-    """The reason names the missing size and the directory."""
-    fill(staging.slots[0], snapshot(out, 5))
-    set_free_space(monkeypatch, free)
-    reply = expect_failed(drain_slot(staging))
-    assert reply.full
-    assert reply.step == 5
-    assert "KiB are needed" in reply.reason
-    assert reply.free_bytes == free
-    assert str(out) in reply.reason
-    assert is_empty(out)
-    assert not staging.slots[0].drained
-
-
-def test_a_snapshot_that_does_not_fit_leaves_no_folder(
-    staging: StagingArea, out: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A script may refuse an output directory that is not empty."""
-    out.mkdir(parents=True)
-    fill(staging.slots[0], snapshot(out, 5, scheduled=False))
-    set_free_space(monkeypatch, 0)
-    expect_failed(drain_slot(staging))
-    assert list(out.iterdir()) == []
 
 
 def test_free_space_is_required_for_the_files_only(

@@ -104,20 +104,6 @@ def test_reported_progress_is_synced_in_steps(
     assert order[-1] == "sync"
 
 
-def test_a_directory_that_the_script_wrote_is_kept(staging: StagingArea, out: Path) -> None:
-    """A script may save a model under any name; rotation does not delete it either."""
-    own = out / "checkpoint-5"
-    own.mkdir(parents=True)
-    (own / "model.safetensors").write_bytes(b"the script's")
-    fill(staging.slots[0], snapshot(out, 5, limit=1))
-    expect_published(drain_slot(staging))
-    verify_digests(own, read_manifest(own).files)
-    fill(staging.slots[0], snapshot(out, 6, limit=1))
-    expect_published(drain_slot(staging))
-    assert sorted(os.listdir(out)) == ["checkpoint-6", "replaced-checkpoint-5"]
-    assert (out / "replaced-checkpoint-5/model.safetensors").read_bytes() == b"the script's"
-
-
 def test_the_trainers_files_keep_their_modes(staging: StagingArea, out: Path) -> None:
     """Executable and private files."""
     staged = fill(staging.slots[0], snapshot(out, 5))
@@ -141,34 +127,6 @@ def test_a_failed_rotation_does_not_fail_the_drain(
     monkeypatch.setattr(drain_worker, "rotate", rotate)
     assert expect_published(drain_slot(staging)).removed == ()
     assert staging.slots[0].drained
-
-
-def test_abandoned_partial_directories_are_deleted(staging: StagingArea, out: Path) -> None:
-    """This happens before the next checkpoint is written."""
-    (out / ".checkpoint-4.partial-1f3a").mkdir(parents=True)
-    fill(staging.slots[0], snapshot(out, 5))
-    expect_published(drain_slot(staging))
-    assert os.listdir(out) == ["checkpoint-5"]
-
-
-def test_the_scripts_limit_is_applied_after_publishing(staging: StagingArea, out: Path) -> None:
-    """The reply names the deleted checkpoints."""
-    for step in (1, 2, 3):
-        fill(staging.slots[0], snapshot(out, step, limit=2))
-        reply = expect_published(drain_slot(staging))
-    assert sorted(os.listdir(out)) == ["checkpoint-2", "checkpoint-3"]
-    assert [Path(path).name for path in reply.removed] == ["checkpoint-1"]
-
-
-def test_a_newer_snapshot_drained_first_is_not_superseded(staging: StagingArea, out: Path) -> None:
-    """Before a restart, step 9 is drained before step 5."""
-    fill(staging.slots[0], snapshot(out, 5, limit=1))
-    fill(staging.slots[1], snapshot(out, 9, limit=1, scheduled=False))
-    expect_published(drain_slot(staging, 1))
-    expect_published(drain_slot(staging, 0))
-    assert sorted(os.listdir(out)) == ["_grpo_run", "checkpoint-5"]
-    assert os.listdir(out / "_grpo_run/run-1/call-1") == ["snapshot-9"]
-    assert (out / "_grpo_run").stat().st_mode & 0o777 == 0o700
 
 
 def test_the_checkpoint_is_written_to_its_own_output_directory(staging: StagingArea, tmp_path: Path) -> None:

@@ -126,9 +126,9 @@ def test_a_negative_budget_is_refused() -> None:
 
 def test_actions_are_the_documented_words() -> None:
     """They appear in journals; those that restart are known."""
-    expected = "restart restart_from_earlier_checkpoint restart_with_plan_change stop"
+    expected = "restart restart_from_earlier_checkpoint stop"
     assert [str(action) for action in Action] == expected.split()
-    assert [Decision(action=action, reason="").restarts for action in Action] == [True, True, True, False]
+    assert [Decision(action=action, reason="").restarts for action in Action] == [True, True, False]
 
 
 def test_an_uninterruptible_rank_is_decided_like_any_other() -> None:

@@ -56,8 +56,8 @@ def test_the_next_attempt_has_its_own_files_and_board(start: Callable[..., Super
     run.poll(run.ranks.exit(1, signal=9))
     run.attempt()
     assert run.supervisor.attempt.number == 1
-    assert run.starts[1].log == run.directory.path / "attempts" / "001" / "rank1.log"
-    assert run.starts[1].log.parent.is_dir()
+    assert run.outputs[1, 1] == run.directory.path / "attempts" / "001" / "rank1.log"
+    assert run.outputs[1, 1].parent.is_dir()
     assert run.state is RunState.starting
     assert run.poll() is Directive.monitor
 

@@ -1,0 +1,602 @@
+"""What can be changed when a rank has run out of memory: one class for each change, with everything about it.
+
+`REMEDIES` has them in the order in which they are tried. A remedy proposes the next value of one field of the
+memory plan, or says why it does not apply; it says what it does in the terms of the script's settings, and
+why the update may not be the same; and it brings that about, in the configuration of a trainer, in the
+environment of the ranks or in their generation. A further one is a class, its place in the table, and its
+field in the plan.
+
+`_decision.py` chooses in the supervisor, `_configuration.py` and `rank.py` apply in a rank. Nothing is
+predicted: a change that was not enough is followed by the next one, and each can be made only so often.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+from grpo_run.runtime.errors import ConfigError
+from grpo_run.runtime.features.memory_plan._plan import MemoryPlan
+from grpo_run.runtime.memory.deepspeed import follow_sizes
+from grpo_run.runtime.memory.facts import MemoryFacts, split_differences, split_refusals
+from grpo_run.runtime.memory.script_settings import (
+    CHECKPOINTING,
+    OriginalSettings,
+    checkpoints_activations,
+    why_not_divided,
+)
+from grpo_run.watchdog.memory.error_patterns import ErrorSource
+from grpo_run.watchdog.memory.shortage import MemoryPhase, Shortage
+
+ROW_PHASES = frozenset({MemoryPhase.score, MemoryPhase.forward, MemoryPhase.backward})
+"""Phases that need less memory if rows are shorter, whatever generates them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Situation:
+    """An out-of-memory error and what is known of the run.
+
+    Attributes:
+        shortage: of the verdict.
+        facts: of the `train()` call.
+        plan: in effect.
+        start: where a restart continues, as a clause.
+        budget: failures without progress that are recovered; 0 if the user wants no restart.
+        grown_bytes: how much more the rank had allocated than early in the attempt.
+        proceeds: the attempt has committed so many steps that it did the same work before.
+        allow_degrade: the experiment may be changed.
+        own_allocator_setting: the environment of the run sets `expandable_segments` itself.
+    """
+
+    shortage: Shortage
+    facts: MemoryFacts
+    plan: MemoryPlan
+    start: str
+    budget: int
+    grown_bytes: int = 0
+    proceeds: bool = False
+    allow_degrade: bool = False
+    own_allocator_setting: bool = False
+
+    @property
+    def phase(self) -> MemoryPhase:
+        """The phase that died."""
+        return self.shortage.phase
+
+    @property
+    def fragmented(self) -> bool:
+        """Whether the allocator had reserved what was asked for, in pieces that were too small."""
+        figures = self.shortage.figures
+        if figures.tried_bytes is None or figures.unallocated_bytes is None:
+            return False
+        return figures.unallocated_bytes >= figures.tried_bytes
+
+    @property
+    def crept(self) -> bool:
+        """Whether memory has grown by at least what was missing, so that a restart would free enough."""
+        tried, free = self.shortage.figures.tried_bytes, self.shortage.figures.free_bytes
+        return tried is not None and self.grown_bytes > 0 and self.grown_bytes >= tried - (free or 0)
+
+    @property
+    def cache_too_small(self) -> bool:
+        """Whether vLLM needs a larger share, not less memory in the phase."""
+        return self.shortage.source is ErrorSource.vllm_cache
+
+    @property
+    def length_matters(self) -> bool:
+        """Whether shorter rows need less memory where it ran out."""
+        if self.phase is MemoryPhase.generate:
+            return not self.facts.generates.startswith("vllm")
+        return self.phase in ROW_PHASES
+
+
+@dataclass(kw_only=True)
+class Build:
+    """A configuration that a trainer is built with.
+
+    Attributes:
+        plan: to apply.
+        source: the script's configuration, complete.
+        made: its copy, which is changed.
+        record: what the script has set.
+    """
+
+    plan: MemoryPlan
+    source: Any
+    made: Any
+    record: OriginalSettings
+
+
+class Refused(str):
+    """Why a change does not apply, as a clause."""
+
+
+class Remedy:
+    """One change of a memory plan.
+
+    Attributes:
+        name: in the journal.
+        field: of the plan.
+        words: what it does, where nothing more is to be said.
+        phases: in which it helps.
+    """
+
+    name: ClassVar[str]
+    field: ClassVar[str]
+    words: ClassVar[str] = ""
+    phases: ClassVar[frozenset[MemoryPhase]] = frozenset(MemoryPhase)
+
+    def is_tried(self, situation: Situation) -> bool:
+        """Whether it is for this error at all."""
+        return situation.phase in self.phases and not situation.cache_too_small
+
+    def comes_first(self, situation: Situation) -> bool:
+        """Whether it comes before all others."""
+        return False
+
+    def next(self, situation: Situation) -> Any:
+        """Return the next value of its field, `Refused`, or None if it does not concern the run."""
+        raise NotImplementedError
+
+    def said(self, before: MemoryPlan, after: MemoryPlan, facts: MemoryFacts) -> str:
+        """Return what differs between two plans in the terms of the script's settings."""
+        return self.words
+
+    def differences(self, facts: MemoryFacts) -> tuple[str, ...]:
+        """Return why the update is not the same after the change; empty if it is, up to the rounding of
+        sums.
+        """
+        return ()
+
+    def environment(self, environment: Mapping[str, str]) -> dict[str, str]:
+        """Return variables of the ranks.
+
+        Args:
+            environment: the rank's, without them.
+        """
+        return {}
+
+    def apply(self, build: Build) -> None:
+        """Change the configuration that a trainer is built with."""
+
+    def check(self, plan: MemoryPlan, trainer: Any, record: OriginalSettings) -> str | None:
+        """Check at `train()` that the change is still in effect; return a warning if it is in part.
+
+        Raises:
+            ConfigError: it is not, for example because the script has set the value again.
+        """
+        return None
+
+
+def _changed(name: str, before: float | None, after: float | None) -> str:
+    old, new = ("none" if value is None else f"{value:g}" for value in (before, after))
+    return f"{name} {old} -> {new}"
+
+
+NO_EFFECT = "the memory plan did not take effect"
+
+
+class MicroBatch(Remedy):
+    """Halve `per_device_train_batch_size` and double the steps that are accumulated."""
+
+    name, field = "micro_batch", "micro_batch_divisor"
+    phases = ROW_PHASES
+
+    def next(self, situation: Situation) -> Any:
+        """Return twice the divisor, if the update allows it and the size is even."""
+        facts, divisor = situation.facts, situation.plan.micro_batch_divisor
+        if refusals := split_refusals(facts):
+            return Refused("; ".join(refusals))
+        rows = facts.per_device_train_batch_size
+        left, rest = divmod(rows, divisor)
+        now = "" if divisor == 1 else f" (divided by {divisor})"
+        if left <= 1:
+            return Refused(f"a micro-batch is one sample already: per_device_train_batch_size={rows}{now}")
+        if rest or left % 2:
+            return Refused(f"per_device_train_batch_size={rows}{now} is odd")
+        return 2 * divisor
+
+    def said(self, before: MemoryPlan, after: MemoryPlan, facts: MemoryFacts) -> str:
+        """Both settings."""
+        divisors = [facts.divisor(plan.micro_batch_divisor) for plan in (before, after)]
+        rows = [facts.per_device_train_batch_size // divisor for divisor in divisors]
+        steps = [facts.gradient_accumulation_steps * divisor for divisor in divisors]
+        return (
+            f"{_changed('per_device_train_batch_size', *rows)},"
+            f" {_changed('gradient_accumulation_steps', *steps)}"
+        )
+
+    def differences(self, facts: MemoryFacts) -> tuple[str, ...]:
+        """Random numbers and the ends of epochs."""
+        return split_differences(facts)
+
+    def apply(self, build: Build) -> None:
+        """Divide as far as the divisor divides this configuration's size, if its update allows it."""
+        made, refusal = build.made, why_not_divided(build.source)
+        rows = build.source.per_device_train_batch_size
+        divisor = 1 if refusal else math.gcd(rows, build.plan.micro_batch_divisor)
+        build.record = replace(build.record, divided_by=divisor, not_divided=refusal)
+        made.per_device_train_batch_size, made.gradient_accumulation_steps = build.record.divided
+        if isinstance(steps := getattr(build.source, "steps_per_generation", None), int):
+            made.steps_per_generation = steps * divisor
+        if divisor > 1:
+            follow_sizes(made)
+
+    def check(self, plan: MemoryPlan, trainer: Any, record: OriginalSettings) -> str | None:
+        """Compare the sizes."""
+        args, name = trainer.args, type(trainer).__name__
+        found = (args.per_device_train_batch_size, args.gradient_accumulation_steps)
+        if found != record.divided:
+            raise ConfigError(
+                f"{NO_EFFECT}: {name} has per_device_train_batch_size={found[0]} and"
+                f" gradient_accumulation_steps={found[1]}, not {record.divided[0]} and {record.divided[1]};"
+                f" set them before {name} is built, not later"
+            )
+        asked = f"the memory plan divides the micro-batch by {plan.micro_batch_divisor}, but"
+        if record.not_divided:
+            return f"{asked} not that of {name}, whose update would not be the same: {record.not_divided}"
+        if record.divided_by != plan.micro_batch_divisor:
+            return (
+                f"{asked} {name} has per_device_train_batch_size={record.per_device_train_batch_size}:"
+                f" divided by {record.divided_by}"
+            )
+        return None
+
+
+class GenerationParts(Remedy):
+    """Split calls of generation into twice as many parts."""
+
+    name, field = "generation_sub_batches", "generation_sub_batches"
+    phases = frozenset({MemoryPhase.generate})
+
+    def next(self, situation: Situation) -> Any:
+        """Return twice the number of parts, up to one row each."""
+        return self.after(situation.facts, situation.plan)
+
+    def after(self, facts: MemoryFacts, plan: MemoryPlan) -> Any:
+        """Return what `next` does, for generation that takes too long, too."""
+        if not facts.generates:
+            return None
+        if facts.generates != "transformers":
+            who = {
+                "script": "a function of the script generates",
+                "continuous_batching": "continuous batching forms its batches itself",
+            }
+            return Refused(who.get(facts.generates, "vLLM forms its batches itself"))
+        rows = _rollout_rows(facts)
+        parts = 2 * plan.generation_sub_batches
+        if parts > rows:
+            return Refused(f"a part is one row already: {rows} rows in {plan.generation_sub_batches} parts")
+        return parts
+
+    def said(self, before: MemoryPlan, after: MemoryPlan, facts: MemoryFacts) -> str:
+        """The number of parts."""
+        return f"generation in {after.generation_sub_batches} parts"
+
+    def differences(self, facts: MemoryFacts) -> tuple[str, ...]:
+        """Random numbers."""
+        return () if facts.greedy else ("sampling in smaller batches gives different completions",)
+
+
+def _rollout_rows(facts: MemoryFacts) -> int:
+    """Return how many rows one rank generates in a call."""
+    if facts.generation_batch_size is None:
+        steps = facts.steps_per_generation or facts.gradient_accumulation_steps
+        return facts.per_device_train_batch_size * steps
+    return max(1, facts.generation_batch_size // facts.world_size)
+
+
+FSDP_CHECKPOINTING = "FSDP_ACTIVATION_CHECKPOINTING"
+"""Variable of accelerate. FSDP's own checkpointing excludes the setting of transformers."""
+
+
+class GradientCheckpointing(Remedy):
+    """Turn gradient checkpointing on."""
+
+    name = field = "gradient_checkpointing"
+    words = "gradient checkpointing"
+    phases = frozenset({MemoryPhase.forward, MemoryPhase.backward})
+
+    def next(self, situation: Situation) -> Any:
+        """Return True where it is off, and the script leaves it to the configuration."""
+        facts = situation.facts
+        if facts.gradient_checkpointing or situation.plan.gradient_checkpointing:
+            return Refused("gradient checkpointing is on already")
+        if facts.checkpointing_set_later:
+            return Refused(
+                "gradient checkpointing is also set by an assignment after the configuration was built"
+            )
+        if not facts.supports_gradient_checkpointing:
+            return Refused("the model does not support gradient checkpointing")
+        return True
+
+    def apply(self, build: Build) -> None:
+        """Set it by both names."""
+        for name in () if self._by_fsdp(build.source) else CHECKPOINTING:
+            if hasattr(build.made, name):
+                setattr(build.made, name, True)
+
+    def check(self, plan: MemoryPlan, trainer: Any, record: OriginalSettings) -> str | None:
+        """Look whether it is on."""
+        if not checkpoints_activations(trainer.args) and not self._by_fsdp(trainer.args):
+            name = type(trainer).__name__
+            raise ConfigError(
+                f"{NO_EFFECT}: {name} has gradient checkpointing turned off; set it before {name} is built,"
+                " not later"
+            )
+        return None
+
+    def _by_fsdp(self, configuration: Any) -> bool:
+        options = getattr(configuration, "fsdp_config", None)
+        if isinstance(options, dict) and options.get("activation_checkpointing"):
+            return True
+        return os.environ.get(FSDP_CHECKPOINTING, "").lower() in ("true", "1")
+
+
+class OptimizerOffload(Remedy):
+    """Let DeepSpeed keep the optimizer's state in host memory."""
+
+    name = field = "optimizer_offload"
+    words = "the optimizer's state in host memory"
+    phases = frozenset({MemoryPhase.optimizer})
+
+    def next(self, situation: Situation) -> Any:
+        """Return True with ZeRO that does not do so yet."""
+        facts = situation.facts
+        if facts.optimizer_offload or situation.plan.optimizer_offload:
+            return Refused("the optimizer's state is in host memory already")
+        if not facts.deepspeed or not facts.layout.startswith("deepspeed-zero"):
+            return Refused("the optimizer's state can be moved to host memory only with DeepSpeed's ZeRO")
+        return True
+
+    def apply(self, build: Build) -> None:
+        """Change DeepSpeed's configuration, before an accelerator is made of it; nothing without ZeRO."""
+        plugin = getattr(build.made, "deepspeed_plugin", None)
+        zero = None if plugin is None else plugin.hf_ds_config.config.get("zero_optimization")
+        if plugin is not None and isinstance(zero, dict):
+            zero["offload_optimizer"] = {"device": "cpu", "pin_memory": True}
+            plugin.offload_optimizer_device = "cpu"
+            plugin.hf_ds_config.set_stage_and_offload()
+
+    def check(self, plan: MemoryPlan, trainer: Any, record: OriginalSettings) -> str | None:
+        """Let the optimizer be the one that the run began with, unless DeepSpeed's configuration builds it.
+
+        accelerate would put DeepSpeed's own Adam for the host in its place, which cannot load the state of
+        the run's: its groups have other fields. It would also be compiled first, which takes minutes.
+        """
+        plugin = getattr(trainer.accelerator.state, "deepspeed_plugin", None)
+        if plugin is not None and "optimizer" not in plugin.deepspeed_config:
+            plugin.deepspeed_config["zero_force_ds_cpu_optimizer"] = False
+        return None
+
+
+class _VllmSetting(Remedy):
+    """A setting of vLLM in the rank's own process.
+
+    Attributes:
+        setting: its name.
+    """
+
+    setting: ClassVar[str]
+
+    def apply(self, build: Build) -> None:
+        """Set it, where the configuration has it."""
+        if hasattr(build.source, self.setting):
+            others = {**build.record.others, self.setting: getattr(build.source, self.setting)}
+            build.record = replace(build.record, others=others)
+            setattr(build.made, self.setting, getattr(build.plan, self.field))
+
+
+class VllmSleep(_VllmSetting):
+    """Let vLLM free its memory while the model is trained."""
+
+    name = field = "vllm_sleep"
+    words = "vllm_enable_sleep_mode=True"
+    setting = "vllm_enable_sleep_mode"
+    phases = frozenset(MemoryPhase) - {MemoryPhase.generate, MemoryPhase.load}
+
+    def next(self, situation: Situation) -> Any:
+        """Return True where it does not do so yet."""
+        if situation.facts.generates != "vllm_colocate":
+            return None
+        if sleeps(situation):
+            return Refused("vLLM frees its memory during training already")
+        return True
+
+
+def sleeps(situation: Situation) -> bool:
+    """Whether vLLM frees its memory while the model is trained."""
+    return situation.facts.vllm_sleep or situation.plan.vllm_sleep
+
+
+DEFAULT_SHARE = 0.3
+"""TRL's default of `vllm_gpu_memory_utilization`."""
+LEAST_SHARE = 0.1
+"""Of a GPU. A smaller share holds the weights of no model that is worth vLLM."""
+MOST_SHARE = 0.9
+"""vLLM's own default, for a GPU that it has to itself."""
+
+
+class VllmShare(_VllmSetting):
+    """Lower vLLM's share of a GPU by a third."""
+
+    name, field = "vllm_share", "vllm_gpu_memory_utilization"
+    setting = "vllm_gpu_memory_utilization"
+
+    def next(self, situation: Situation) -> Any:
+        """Return the lower share, unless vLLM sleeps in the phase, or has needed a larger one."""
+        facts, plan = situation.facts, situation.plan
+        if facts.generates != "vllm_colocate":
+            return None
+        share, own = self.share(facts, plan), self.share(facts, MemoryPlan())
+        if share > own:
+            return Refused(f"vLLM needs vllm_gpu_memory_utilization={share:g}")
+        lower = round(max(LEAST_SHARE, share * 2 / 3), 2)
+        if not lower < share:
+            return Refused(f"vllm_gpu_memory_utilization={share:g} is as low as it can be")
+        if sleeps(situation) and situation.phase is not MemoryPhase.generate:
+            return Refused("vLLM has given its memory back in this phase already")
+        return lower
+
+    def said(self, before: MemoryPlan, after: MemoryPlan, facts: MemoryFacts) -> str:
+        """The setting."""
+        return _changed(self.setting, self.share(facts, before), self.share(facts, after))
+
+    def differences(self, facts: MemoryFacts) -> tuple[str, ...]:
+        """Random numbers."""
+        if facts.greedy:
+            return ()
+        return (
+            "vLLM with another share of memory forms different batches and samples different completions",
+        )
+
+    @staticmethod
+    def share(facts: MemoryFacts, plan: MemoryPlan) -> float:
+        """Return vLLM's share of a GPU with a plan."""
+        return plan.vllm_gpu_memory_utilization or facts.vllm_gpu_memory_utilization or DEFAULT_SHARE
+
+
+class LargerVllmShare(VllmShare):
+    """Raise vLLM's share of a GPU by half, because its cache is too small."""
+
+    name = "larger_vllm_share"
+
+    def is_tried(self, situation: Situation) -> bool:
+        """Only then, and nothing else."""
+        return situation.cache_too_small
+
+    def next(self, situation: Situation) -> Any:
+        """Return the larger share, unless training has needed the memory."""
+        facts = situation.facts
+        if facts.generates != "vllm_colocate":
+            return None
+        share = self.share(facts, situation.plan)
+        if share < self.share(facts, MemoryPlan()):
+            return Refused(f"training left vLLM no more than vllm_gpu_memory_utilization={share:g}")
+        larger = round(min(MOST_SHARE, share * 3 / 2), 2)
+        if not larger > share:
+            return Refused(f"vllm_gpu_memory_utilization={share:g} is as high as it can be")
+        return larger
+
+
+ALLOCATOR_VARIABLES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
+"""Settings of torch's allocator, before and since torch 2.10, read when a process first uses its GPU. vLLM
+inspects the first only, so both are set.
+"""
+
+
+class ExpandableSegments(Remedy):
+    """Let the allocator use expandable segments."""
+
+    name = field = "expandable_segments"
+    words = "expandable segments"
+
+    def comes_first(self, situation: Situation) -> bool:
+        """If memory is fragmented."""
+        return situation.fragmented
+
+    def next(self, situation: Situation) -> Any:
+        """Return True unless they cannot help, by the figures of the error."""
+        figures = situation.shortage.figures
+        if situation.own_allocator_setting:
+            return Refused("the environment sets expandable_segments itself")
+        unallocated, tried, free = figures.unallocated_bytes, figures.tried_bytes, figures.free_bytes
+        if unallocated == 0:
+            return Refused("nothing is reserved and not allocated")
+        if unallocated is not None and tried is not None and free is not None and unallocated < tried - free:
+            return Refused("less is reserved and not allocated than was missing")
+        if situation.plan.expandable_segments:
+            return Refused("expandable segments are on already")
+        if situation.facts.generates == "vllm_colocate" and sleeps(situation):
+            return Refused("vLLM may refuse expandable segments while it sleeps")
+        return True
+
+    def environment(self, environment: Mapping[str, str]) -> dict[str, str]:
+        """Turn them on, and keep the user's other settings."""
+        return {
+            name: ",".join(filter(None, (environment.get(name, "").strip(" ,"), f"{self.name}:True")))
+            for name in ALLOCATOR_VARIABLES
+        }
+
+    @classmethod
+    def set_by(cls, environment: Mapping[str, str]) -> bool:
+        """Whether the user's environment decides about them."""
+        return any(cls.name in environment.get(name, "") for name in ALLOCATOR_VARIABLES)
+
+
+LEAST_COMPLETION_TOKENS = 16
+
+
+class ShorterCompletions(Remedy):
+    """Halve the longest completion, which changes the experiment: with `--allow-degrade` only."""
+
+    name, field = "shorter_completions", "max_completion_length"
+
+    def is_tried(self, situation: Situation) -> bool:
+        """If the user allows it, where it helps."""
+        return situation.allow_degrade and situation.length_matters
+
+    def next(self, situation: Situation) -> Any:
+        """Return half the length."""
+        if not situation.facts.generates:
+            return None
+        tokens = self._tokens(situation.facts, situation.plan)
+        if tokens is None:
+            return Refused("max_completion_length is not set")
+        if tokens // 2 < LEAST_COMPLETION_TOKENS:
+            return Refused(f"max_completion_length={tokens} is as short as it can be")
+        return tokens // 2
+
+    def said(self, before: MemoryPlan, after: MemoryPlan, facts: MemoryFacts) -> str:
+        """The setting."""
+        tokens = [self._tokens(facts, plan) for plan in (before, after)]
+        return f"{_changed('max_completion_length', *tokens)} (--allow-degrade)"
+
+    def differences(self, facts: MemoryFacts) -> tuple[str, ...]:
+        """The experiment."""
+        return ("completions are shorter than the script asks for",)
+
+    def proposed(self, situation: Situation) -> Iterator[str]:
+        """Yield what would lower the peak of the phase and changes the experiment, as a phrase with the
+        present value.
+        """
+        facts = situation.facts
+        if not situation.length_matters:
+            return
+        if facts.trainer == "sft":
+            if facts.max_length:
+                yield f"shorter samples (max_length, now {facts.max_length})"
+            return
+        shorter = self.next(situation)
+        if isinstance(shorter, int):
+            values = f"{self.field}={shorter}, now {self._tokens(facts, situation.plan)}"
+            yield f"shorter completions ({values}; `--allow-degrade` halves it)"
+
+    def _tokens(self, facts: MemoryFacts, plan: MemoryPlan) -> int | None:
+        return plan.max_completion_length or facts.max_completion_length
+
+
+GENERATION_PARTS, SEGMENTS, COMPLETIONS = GenerationParts(), ExpandableSegments(), ShorterCompletions()
+REMEDIES: tuple[Remedy, ...] = (
+    MicroBatch(), GENERATION_PARTS, GradientCheckpointing(), OptimizerOffload(), VllmSleep(), VllmShare(),
+    LargerVllmShare(), SEGMENTS, COMPLETIONS,
+)  # fmt: skip
+"""In the order in which they are tried: those that keep the update come first."""
+_BY_FIELD = {remedy.field: remedy for remedy in reversed(REMEDIES)}
+
+
+def differing(before: MemoryPlan, after: MemoryPlan) -> list[Remedy]:
+    """Return what makes the difference between two plans."""
+    return [
+        remedy
+        for remedy in REMEDIES
+        if _BY_FIELD[remedy.field] is remedy and getattr(before, remedy.field) != getattr(after, remedy.field)
+    ]
+
+
+def in_settings(before: MemoryPlan, after: MemoryPlan, facts: MemoryFacts) -> str:
+    """Return what differs between two plans in the terms of the script's settings."""
+    return ", ".join(remedy.said(before, after, facts) for remedy in differing(before, after))

@@ -1,0 +1,73 @@
+"""The memory plan at the points of a rank: applied where trainers are built, checked where they train."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import wrapt
+
+from grpo_run.runtime.features.memory_plan import _configuration as configuration
+from grpo_run.runtime.features.memory_plan._plan import MemoryPlan
+from grpo_run.runtime.features.memory_plan.events import MemoryPlanApplied
+from grpo_run.runtime.features.memory_plan.settings import MemoryPlanSettings
+from grpo_run.runtime.memory.script_settings import OriginalSettings
+from grpo_run.runtime.rank.points import RankFeature, RolloutPoints
+from grpo_run.runtime.rank.session import Session
+from grpo_run.runtime.rank.trainer_facts import TrainerFacts
+
+
+class MemoryPlanPart(RankFeature):
+    """The memory plan of this rank."""
+
+    name = MemoryPlanSettings.NAME
+    _plan = MemoryPlan()
+
+    def script_begins(self, session: Session) -> None:
+        """Apply the plan to every trainer that the script builds, and let calls of generation be divided."""
+        plan = self._plan = MemoryPlan.model_validate(session.settings.features.get(self.name) or {})
+
+        def report(made: Any, record: OriginalSettings) -> None:
+            if session.is_main:
+                session.journal.write(
+                    MemoryPlanApplied(
+                        rank=0,
+                        config=type(made).__name__,
+                        plan=plan.text,
+                        per_device_train_batch_size=made.per_device_train_batch_size,
+                        gradient_accumulation_steps=made.gradient_accumulation_steps,
+                        divided_by=record.divided_by,
+                    )
+                )
+
+        wrapt.register_post_import_hook(
+            lambda module: configuration.install(module.Trainer, module.TrainingArguments, plan, report),
+            "transformers.trainer",
+        )
+        if plan.generation_sub_batches > 1:
+            wrapt.register_post_import_hook(_wrap_generate, "transformers.generation.utils")
+
+    def check_trainer(self, session: Session, trainer: Any) -> None:
+        """Check that the plan is in effect."""
+        for warning in configuration.check(trainer, self._plan):
+            session.warn(warning)
+
+    def rollouts(self, trainer: Any, session: Session, train_call: int, points: RolloutPoints) -> None:
+        """Divide the calls of generation."""
+        parts = self._plan.generation_sub_batches
+        if parts > 1:
+            # imports torch, which only the script may import first
+            from grpo_run.runtime.rank.rollouts.generate_calls import in_sub_batches
+
+            sharded = TrainerFacts.of(trainer, session.world_size).is_sharded
+            divide = in_sub_batches(trainer, parts, sharded=sharded, warn=session.warn)
+            points.turns += [divide] if divide is not None else []
+
+
+def _wrap_generate(module: Any) -> None:
+    """Wrap `generate` before a script can keep it in a function of its own."""
+    from grpo_run.runtime.rank.rollouts import generate_calls
+
+    generate_calls.install()
+
+
+PART = MemoryPlanPart()

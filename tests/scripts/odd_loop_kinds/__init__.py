@@ -1,1 +1,0 @@
-"""The kinds of `odd_loops.py`."""
