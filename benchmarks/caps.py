@@ -32,8 +32,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from parts import machine
 
-from grpo_run.runtime.rank.rollouts._rollout import CappedRollout
-from grpo_run.runtime.rank.rollouts.criteria import CapCriteria
+from grpo_run.runtime.features.caps._criteria import CapCriteria
+from grpo_run.runtime.features.caps._rollout import CappedRollout
 from grpo_run.trainers.caps import Deadline, Repetition
 
 GSM8K = Path(os.environ.get("GRPO_RUN_GSM8K") or machine.REPOSITORY.parent / "shared/data/gsm8k")

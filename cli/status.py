@@ -53,7 +53,6 @@ def print_text(status: RunStatus) -> None:
         "memory": _memory(fields["ranks"]),
         "host memory": "" if nearest is None else f"{nearest.fraction:.0%} of {nearest.name} in use",
         **history.facts(),
-        "masked": history.masked.summary,
     }
     facts = Table.grid(padding=(0, 2))
     for name, text in rows.items():

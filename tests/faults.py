@@ -4,8 +4,7 @@
     run.wait()
     assert fired(run) == Counter({"hang@rank1:step3": 1})
 
-The kinds are `grpo_run.runtime.launch.injections.KINDS`. Hangs in user code, without the injector:
-`scripts/hangs.py`.
+`grpo-run launch --inject help` lists the kinds. Hangs in user code, without injections: `scripts/hangs.py`.
 """
 
 from __future__ import annotations
@@ -14,34 +13,26 @@ from collections import Counter
 
 from support.runs import Run
 
-from grpo_run.runtime.launch.injections import KINDS, Injection
 from grpo_run.watchdog.memory.shortage import MemoryPhase
 from grpo_run.watchdog.observation import Phase
 
 
 def fault(
-    kind: str,
-    *,
-    rank: int,
-    step: int,
-    phase: Phase | MemoryPhase | str | None = None,
-    seconds: float | None = None,
-    rows: int = 0,
-    tokens: int = 0,
+    kind: str, *, rank: int, step: int, phase: Phase | MemoryPhase | str | None = None, **limits: float
 ) -> list[str]:
     """Return the arguments that inject one fault; phase and seconds default to the kind's own.
 
     Args:
-        seconds: duration, for kinds that have one.
-        rows: memory runs out whenever more rows are computed at once; 0 for once.
-        tokens: the same for tokens, padding included.
-
-    Raises:
-        ConfigError: unknown kind, or a value out of range.
+        limits: `seconds`, a duration, for kinds that have one; `rows` or `tokens`: memory runs out whenever
+            more are computed at once.
     """
-    where = KINDS[kind].phases[phase] if type(phase) is str else phase
-    made = Injection.of(kind, rank=rank, step=step, phase=where, seconds=seconds, rows=rows, tokens=tokens)
-    return ["--inject", str(made)]
+    where = [] if phase is None else [f"phase={phase if type(phase) is str else phase.name}"]
+    words = [
+        f"{kind}@rank{rank}:step{step}",
+        *where,
+        *(f"{name}={number}" for name, number in limits.items()),
+    ]
+    return ["--inject", ":".join(words)]
 
 
 def fired(run: Run) -> Counter[str]:

@@ -17,26 +17,25 @@ Importing this module does not import torch.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from grpo_run.runtime.rank.rollouts.deadline import Deadline
+from grpo_run.runtime.features import for_scripts
+from grpo_run.runtime.rank.rollouts.limits import Deadline, Repetition
 from grpo_run.watchdog.observation import EndReason
-
-if TYPE_CHECKING:
-    from grpo_run.runtime.rank.rollouts.capping import apply
-    from grpo_run.runtime.rank.rollouts.criteria import Repetition
 
 __all__ = ["Deadline", "EndReason", "Repetition", "apply"]
 
 
-def __getattr__(name: str) -> Any:
-    """Import what needs torch when it is first used."""
-    if name == "Repetition":
-        from grpo_run.runtime.rank.rollouts.criteria import Repetition
+def apply(trainer: Any, *, repetition: int | None = None, max_time: float | None = None) -> None:
+    """Cap a GRPO or RLOO trainer from code, also without `grpo-run launch`. Call it before `train()`.
 
-        return Repetition
-    if name == "apply":
-        from grpo_run.runtime.rank.rollouts.capping import apply
+    A cap that `--generation` sets as well has the value of the command line.
 
-        return apply
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    Args:
+        repetition: a completion in a loop is ended when the loop has lasted about so many tokens, at least 8.
+        max_time: a rollout is ended after so many seconds.
+
+    Raises:
+        ConfigError: a value is out of range, or the trainer's backend cannot apply the cap.
+    """
+    for_scripts("caps").apply(trainer, repetition=repetition, max_time=max_time)

@@ -12,8 +12,8 @@ scores a completion by itself, so none of them needs the mark.
 Under `grpo-run launch`, reward functions can run in worker processes, so that one that hangs or crashes
 costs its own samples and not the run. After a failure a function is called again with parts of its batch,
 to find the samples that it fails on. Parts would change the rewards of a function marked `whole_batch`, so
-all samples of its failed call are masked instead. The mark has no effect elsewhere. The reward service is
-`runtime/rank/rewards/`. See docs/guide/rewards.md.
+all samples of its failed call are masked instead. The mark has no effect elsewhere. See
+docs/guide/rewards.md.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from decimal import Decimal
 from typing import Any, TypeAlias
 
-from grpo_run.runtime.rank.rewards.batch import whole_batch
+from grpo_run.runtime.rank.points import whole_batch
 
 __all__ = [
     "answer_format",

@@ -22,7 +22,6 @@ from grpo_run.runtime.processes import forkserver
 from grpo_run.runtime.processes.adoption import adopt_orphans, own_children
 from grpo_run.runtime.processes.starting import VARIABLE
 from grpo_run.runtime.supervisor.supervisor import Supervisor
-from grpo_run.watchdog.observation import Phase
 from grpo_run.watchdog.run_processes.ownership import TOKEN_VARIABLE, RunProcesses
 
 if TYPE_CHECKING:
@@ -155,7 +154,6 @@ def are_forked(supervisor: Supervisor) -> bool:
 def rank_environment(supervisor: Supervisor, rank: int, world_size: int) -> dict[str, str]:
     """Return the environment variables that the bootstrap of one rank reads."""
     config, files = supervisor.config, supervisor.attempt.files
-    rewarded = supervisor.history.phases.get(Phase.reward)
     settings = RankSettings(
         config=supervisor.rank_config(),
         attempt=supervisor.attempt.number,
@@ -172,10 +170,7 @@ def rank_environment(supervisor: Supervisor, rank: int, world_size: int) -> dict
         known_calls=supervisor.history.calls.to_pass(),
         attempt_started_at=time.time(),
         expected_snapshot=supervisor.expected_snapshot,
-        injections_fired=tuple(supervisor.history.injections_fired),
         features=supervisor.rank_settings(rank),
-        moved_rewards=tuple(supervisor.history.rewards.moved),
-        reward_durations=rewarded.as_json() if rewarded is not None else None,
         cpus=config.rank_cpus[rank % len(config.rank_cpus)] if config.rank_cpus else (),
     )
     environment = settings.to_environment()
@@ -186,7 +181,7 @@ def rank_environment(supervisor: Supervisor, rank: int, world_size: int) -> dict
     return environment
 
 
-PRELOAD = ("grpo_run.runtime.rank.preload", ENTRY.partition(":")[0])
+PRELOAD = ("grpo_run.runtime.launching.preload", ENTRY.partition(":")[0])
 
 
 def own_processes(config: RunConfig, token: str) -> tuple[dict[str, str], RunProcesses]:

@@ -36,11 +36,10 @@ from grpo_run.cli.launching.script_file import (
 from grpo_run.dashboards.metrics.address import parse_address
 from grpo_run.runtime.errors import UsageError
 from grpo_run.runtime.launch.accelerate import Parallelism, load_parallelism
-from grpo_run.runtime.launch.config import Budget, MaskingSettings, RunConfig
-from grpo_run.runtime.launch.injections import check as check_injections
+from grpo_run.runtime.launch.config import Budget, RunConfig
+from grpo_run.runtime.launch.generation_caps import GenerationOptions
 from grpo_run.runtime.launch.option import given_values
 from grpo_run.runtime.processes.starting import parse_signals
-from grpo_run.runtime.rank.rollouts.caps_settings import GenerationSettings
 from grpo_run.runtime.upstream.versions import untested_versions
 from grpo_run.watchdog.json_values import to_json
 
@@ -106,8 +105,8 @@ def parse(arguments: Sequence[str], *, starts_over: int = 0) -> LaunchCommand:
     check_configs(options.training_script_args)
     if options.accelerate_config and Path(options.accelerate_config).is_file():
         check_yaml(Path(options.accelerate_config))
-    core, masking = given_values(RunConfig, given), given_values(MaskingSettings, given)
-    generation = given_values(GenerationSettings, given).get("caps", {})
+    core = given_values(RunConfig, given)
+    generation = given_values(GenerationOptions, given).get("caps", {})
     features = {one.NAME: one(**given_values(one, given)) for one in feature_settings()}
     parse_signals(options.signals_to_handle)
     nodes = node_range(options)
@@ -122,7 +121,9 @@ def parse(arguments: Sequence[str], *, starts_over: int = 0) -> LaunchCommand:
     options.nproc_per_node = str(ranks.ranks_per_node)
     if ranks.replaced:
         _warn(ranks.replaced)
-    check_injections(core.get("injections", ()), ranks.ranks_per_node * nodes[1])
+    for one in features.values():
+        if hasattr(one, "check_ranks"):
+            one.check_ranks(ranks.ranks_per_node * nodes[1])
     check_descriptors(ranks.ranks_per_node, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
     shown = shown_local_ranks(options, ranks.ranks_per_node)
     token = secrets.token_hex(TOKEN_BYTES)
@@ -145,7 +146,6 @@ def parse(arguments: Sequence[str], *, starts_over: int = 0) -> LaunchCommand:
         timeouts=values.timeouts(given, handler_seconds(options)),
         deadlines=values.deadlines(given),
         generation=generation,
-        masking=MaskingSettings(**masking),
         starts_over=starts_over or location.starts_over,
         features={name: to_json(one) for name, one in features.items()},
         expected_distributed_type=ranks.expected_distributed_type,

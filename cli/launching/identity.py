@@ -18,6 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
+from grpo_run.cli.launching.options import feature_settings
 from grpo_run.runtime.checkpoints.completeness import TRAINER_STATE
 from grpo_run.runtime.checkpoints.manifest import MANIFEST, read_manifest
 from grpo_run.runtime.checkpoints.search import (
@@ -30,6 +31,7 @@ from grpo_run.runtime.errors import CheckpointError, UsageError
 from grpo_run.runtime.history.history import History
 from grpo_run.runtime.history.run_directory import DEFAULT_ROOT, RunDirectory, default_run_id
 from grpo_run.runtime.launch.config import RunConfig
+from grpo_run.runtime.launch.generation_caps import GenerationOptions
 from grpo_run.runtime.launch.imported_files import digests, read_record
 from grpo_run.runtime.launch.inputs import (
     Inputs,
@@ -40,7 +42,6 @@ from grpo_run.runtime.launch.inputs import (
     files_named,
 )
 from grpo_run.runtime.launch.option import changed_training
-from grpo_run.runtime.rank.rollouts.caps_settings import GenerationSettings
 from grpo_run.runtime.snapshots.ownership import recorded_areas
 from grpo_run.runtime.snapshots.slot import STAGED
 
@@ -165,7 +166,9 @@ PARALLELISM = ("ACCELERATE_", "FSDP_")
 
 def inputs_of(config: RunConfig, script: Path) -> Inputs:
     """Read what the result of a run depends on besides its command, with the file that will run."""
-    settings = changed_training(GenerationSettings(caps=config.generation), config.masking, config)
+    settings = changed_training(
+        GenerationOptions(caps=config.generation), *map(config.of, feature_settings()), config
+    )
     parallelism = {name: value for name, value in config.environment.items() if name.startswith(PARALLELISM)}
     return collect([script, *files_named(config.arguments)], os.environ, {**settings, **parallelism})
 

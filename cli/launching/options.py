@@ -24,15 +24,9 @@ from grpo_run.dashboards.metrics.address import DEFAULT_ADDRESS
 from grpo_run.runtime.errors import UsageError
 from grpo_run.runtime.features import modules
 from grpo_run.runtime.files import SHARED_MEMORY_ROOT
-from grpo_run.runtime.launch.config import (
-    DeadlineOptions,
-    MaskingSettings,
-    NamedSettings,
-    RunConfig,
-    Timeouts,
-)
+from grpo_run.runtime.launch.config import DeadlineOptions, NamedSettings, RunConfig, Timeouts
+from grpo_run.runtime.launch.generation_caps import GenerationOptions
 from grpo_run.runtime.launch.option import Option, OptionGroup, default_of, option, options_of
-from grpo_run.runtime.rank.rollouts.caps_settings import GenerationSettings
 
 USAGE = """\
 grpo-run launch [options] SCRIPT.py [script arguments]
@@ -142,7 +136,7 @@ class LaunchOptions:
 
 def declared() -> Iterator[tuple[Option, Any]]:
     """Yield every option of ours with its default: of the launch, of the core, and of the features."""
-    core = (LaunchOptions, RunConfig, MaskingSettings, GenerationSettings, DeadlineOptions, Timeouts)
+    core = (LaunchOptions, RunConfig, GenerationOptions, DeadlineOptions, Timeouts)
     for settings in (*core, *feature_settings()):
         for field, found in options_of(settings):
             yield found, default_of(field)

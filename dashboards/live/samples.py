@@ -1,6 +1,6 @@
 """Read the completions that ranks keep under `--log-completions`, for the live page.
 
-`runtime/rank/rollouts/kept_completions.py` writes them. The files grow while they are read; damaged lines
+`runtime/features/kept_completions/` writes them. The files grow while they are read; damaged lines
 are left out. Every text is cleaned and cut. Changes nothing.
 """
 

@@ -61,7 +61,6 @@ def view(status: RunStatus, checkpoints: Iterable[Mapping[str, Any]], now: float
         "snapshot_step": history.snapshot_step,
         "trouble": None if history.checkpoint_trouble is None else clean(history.checkpoint_trouble),
         "facts": [f"{name.capitalize()}: {text}." for name, text in history.facts().items()],
-        "masked": clean(history.masked.summary) if history.masked else "",
         "host_memory": _host_memory(status),
         "ranks": _ranks(status),
         "late_ranks": [clean(late.sentence) for late in status.late_ranks],

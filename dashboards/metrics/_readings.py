@@ -14,7 +14,6 @@ from importlib.metadata import version
 from grpo_run.dashboards.metrics.labels import (
     ACTIONS,
     CAUSES,
-    MASKING_REASONS,
     OUTCOMES,
     PHASES,
     RANK_STATES,
@@ -24,7 +23,6 @@ from grpo_run.dashboards.metrics.labels import (
     UNKNOWN,
 )
 from grpo_run.runtime.history.recovery import Recovery
-from grpo_run.runtime.history.rewards import OTHER, FailureKind, RewardLatency
 from grpo_run.runtime.history.status import WAITING_STATES
 from grpo_run.runtime.history.totals import CheckpointResult
 from grpo_run.runtime.metrics import Exporter, RunObservation, Sample, run_value
@@ -182,22 +180,16 @@ def lost_steps(observation: RunObservation) -> float:
     return float(sum(recovery.lost_steps or 0 for recovery in observation.status.history.recoveries))
 
 
-def samples_masked(observation: RunObservation) -> Iterator[Sample]:
-    """The number of samples excluded from the loss, by reason."""
-    counts = observation.status.history.masked.samples
-    for reason in MASKING_REASONS:
-        yield (reason,), float(counts[reason])
+def reward_calls(observation: RunObservation) -> Iterator[Sample]:
+    """The number of calls of each reward function."""
+    for function, (calls, _) in observation.status.history.rewards.by_function().items():
+        yield (function,), float(calls)
 
 
-def reward_latency(field: Callable[[RewardLatency], float]) -> Callable[[RunObservation], Iterator[Sample]]:
-    """Read a total of each reward function; `other` is always there."""
-
-    def read(observation: RunObservation) -> Iterator[Sample]:
-        latencies = observation.status.history.rewards.by_function()
-        for function, latency in ({OTHER: RewardLatency()} | latencies).items():
-            yield (function,), float(field(latency))
-
-    return read
+def reward_seconds(observation: RunObservation) -> Iterator[Sample]:
+    """The seconds spent in calls of each reward function."""
+    for function, (_, seconds) in observation.status.history.rewards.by_function().items():
+        yield (function,), seconds
 
 
 def reward_logged(field: str) -> Callable[[RunObservation], Iterator[Sample]]:
@@ -208,13 +200,6 @@ def reward_logged(field: str) -> Callable[[RunObservation], Iterator[Sample]]:
             yield (function,), values.get(field)
 
     return read
-
-
-def reward_failures(observation: RunObservation) -> Iterator[Sample]:
-    """The number of calls of reward functions that have failed in a worker, by kind."""
-    counts = observation.status.history.rewards.failures
-    for kind in FailureKind:
-        yield (kind.value,), float(counts.get(kind.value, 0))
 
 
 def last_known(field: Callable[[Recovery], float | None]) -> Callable[[RunObservation], Iterator[Sample]]:

@@ -35,12 +35,11 @@ from grpo_run.dashboards.metrics._readings import (
     rank_phase_age,
     rank_state,
     restarts,
-    reward_failures,
-    reward_latency,
+    reward_calls,
     reward_logged,
+    reward_seconds,
     run_info,
     run_state,
-    samples_masked,
     script_checkpoint_age,
     snapshot_step,
     wall_seconds,
@@ -54,12 +53,10 @@ from grpo_run.dashboards.metrics.labels import (
     END_REASON,
     LAST_ACTION,
     LAST_CAUSE,
-    MASKING,
     OUTCOME,
     PHASE,
     RANK_STATE,
     RESTART,
-    REWARD_FAILURE,
     REWARD_FUNCTION,
     RUN_STATE,
     VERSION,
@@ -273,35 +270,14 @@ RUN_METRICS: tuple[Metric[RunObservation], ...] = (
         help="Restarts that repeated or left out work of which the run had a checkpoint.",
     ),
     Metric(
-        name="grpo_samples_masked_total", kind="counter", unit="count", labels=(MASKING,),
-        read=samples_masked,
-        help="Samples left out of baseline and loss, by reason; steps repeated after a recovery count again.",
-    ),
-    Metric(
-        name="grpo_groups_masked_total", kind="counter", unit="count",
-        read=run_value(lambda run: float(run.status.history.masked.groups)),
-        help="Groups of completions of which no sample was left.",
-    ),
-    Metric(
-        name="grpo_steps_without_samples_total", kind="counter", unit="steps",
-        read=run_value(lambda run: float(run.status.history.masked.steps_without_samples)),
-        help="Optimizer steps of rollouts of which no sample was left; the optimizer's momentum still moved"
-        " the weights.",
-    ),
-    Metric(
-        name="grpo_rewards_repeated_total", kind="counter", unit="count",
-        read=run_value(lambda run: float(run.status.history.masked.repeated_rewards)),
-        help="Rollouts whose rewards were computed once more, because too many samples had no valid reward.",
-    ),
-    Metric(
         name="grpo_reward_calls_total", kind="counter", unit="count", labels=(REWARD_FUNCTION,),
-        read=reward_latency(lambda latency: latency.calls),
+        read=reward_calls,
         help="Calls of each reward function over all ranks, about once per minute; further functions"
         " count as other.",
     ),
     Metric(
         name="grpo_reward_seconds_total", kind="counter", unit="seconds", labels=(REWARD_FUNCTION,),
-        read=reward_latency(lambda latency: latency.total_seconds),
+        read=reward_seconds,
         help="Time spent in calls of each reward function over all ranks, with failed calls and the search"
         " for their samples.",
     ),
@@ -315,22 +291,6 @@ RUN_METRICS: tuple[Metric[RunObservation], ...] = (
         name="grpo_reward_function_std", kind="gauge", unit="", labels=(REWARD_FUNCTION,),
         read=reward_logged("std"),
         help="Standard deviation of each reward function last logged; other as for the mean.",
-    ),
-    Metric(
-        name="grpo_reward_failures_total", kind="counter", unit="count", labels=(REWARD_FAILURE,),
-        read=reward_failures,
-        help="Calls of reward functions in workers that have failed, by kind.",
-    ),
-    Metric(
-        name="grpo_reward_workers_replaced_total", kind="counter", unit="count",
-        read=run_value(lambda run: float(run.status.history.rewards.replaced)),
-        help="Reward workers that were replaced because they kept memory or left processes.",
-    ),
-    Metric(
-        name="grpo_nan_read_as_none_total", kind="counter", unit="count",
-        read=run_value(lambda run: float(run.status.history.masked.nan_read_as_none)),
-        help="NaN rewards read as not applicable, because a function returned NaN for all completions"
-        " of a prompt.",
     ),
     Metric(
         name="grpo_warnings_total", kind="counter", unit="count",

@@ -9,9 +9,7 @@ from __future__ import annotations
 from grpo_run.runtime.features import shown
 from grpo_run.runtime.history.lifecycle import RunState
 from grpo_run.runtime.history.recovery import Action
-from grpo_run.runtime.history.rewards import MOST_FUNCTIONS, FailureKind
-from grpo_run.runtime.history.sample_masking import MaskingReason
-from grpo_run.runtime.history.totals import CheckpointResult
+from grpo_run.runtime.history.totals import MOST_FUNCTIONS, CheckpointResult
 from grpo_run.runtime.history.wall_states import WallState
 from grpo_run.runtime.metrics import Label
 from grpo_run.watchdog.causes import Cause
@@ -84,7 +82,6 @@ CULPRIT = Label(name="culprit", values=None, exclusive=True)
 AWAITED_RANK = Label(name="rank", values=None, exclusive=True)
 AWAITED_PHASE = Label(name="phase", values=PHASES, exclusive=True)
 REWARD_FUNCTION = Label(name="function", values=None, most=MOST_FUNCTIONS + 1)
-REWARD_FAILURE = Label(name="kind", values=tuple(kind.value for kind in FailureKind))
 MOST_GROUPS = 8
 """Process groups with a name of their own; further ones are one."""
 GROUP = Label(name="group", values=None, most=MOST_GROUPS + 1)
@@ -92,6 +89,4 @@ CHECKPOINT_RESULT = Label(name="result", values=tuple(result.value for result in
 WALL_STATE = Label(name="state", values=tuple(state.value for state in WallState))
 OUTCOMES = ("recovered", "gave_up")
 OUTCOME = Label(name="outcome", values=OUTCOMES)
-MASKING_REASONS = (*map(str, MaskingReason), *shown("MASKING_REASONS"))
-MASKING = Label(name="reason", values=MASKING_REASONS)
 VERSION = Label(name="version", values=None, exclusive=True)

@@ -116,7 +116,7 @@ class IncidentReport:
     `verdict` is the content of `verdict.json`, or None if the supervisor ended before writing it. `recovery`
     is what the journal has of the incident. `resident` and `peak` are the current and highest memory of each
     rank in bytes, `phase_memory` what it has measured by phase (`RankMemory.as_json`). `timeline` is the
-    content of `timeline.json`. `excluded` sums up the samples that the run has left out of the loss.
+    content of `timeline.json`.
     `notes` has what features have found in the run, as lines.
     """
 
@@ -134,7 +134,6 @@ class IncidentReport:
     gpus: tuple[Mapping[str, Any], ...] | None = None
     collectives: Mapping[int, tuple[CollectiveCall, ...]] = field(default_factory=dict)
     events: tuple[Mapping[str, Any], ...] = ()
-    excluded: str = ""
     notes: tuple[str, ...] = ()
 
 
@@ -189,8 +188,7 @@ def read_report(run: RunDirectory, incident: Path) -> IncidentReport:
         gpus=tuple(gpus.get("devices", ())) if isinstance(gpus, dict) else None,
         collectives=read_collectives(incident / "collectives"),
         events=tuple(deque(_records(incident / "events.jsonl"), SHOWN_EVENTS)),
-        excluded=history.masked.summary,
-        notes=tuple(history.notes()),
+        notes=(*history.notes(), *(sentence for part in history.parts for sentence in part.ended())),
     )
 
 

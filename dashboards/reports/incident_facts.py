@@ -130,7 +130,6 @@ def facts_of(report: IncidentReport) -> tuple[Fact, ...]:
         _fact("Time to detect", duration(recovery.detection_seconds) if recovery else ""),
         _fact("Time to recover", duration(recovery.recovery_seconds) if recovery else ""),
         _fact("Repeated steps", _repeated_steps(report)),
-        _fact("Excluded from the loss", report.excluded),
         _fact("Not resumed", recovery.mismatch if recovery else ""),
         _fact("Tried before", *map(str, verdict.get("tried") or ())),
     )

@@ -7,6 +7,7 @@ A folder has only the modules for which the feature has something, each named fo
                    `HistoryPart`)
     supervisor.py  what it watches and answers in the supervisor (`PART`, which makes a `SupervisorFeature`)
     rank.py        what it does in a rank, at the points of `runtime/rank/points.py` (`PART`, a `RankFeature`)
+    script.py      what a script calls, through a module of the same name in `trainers/`
     shown.py       words that metrics and terminal show: plain data
     metrics.py     its metrics (`METRICS`), as `runtime/metrics.py` describes them
     panels.json    its panels, by dashboard and row; `alerts.yml`: its alert rules
@@ -24,22 +25,23 @@ import importlib.util
 from types import ModuleType
 
 from grpo_run.runtime.features import (
+    caps,
+    injections,
+    kept_completions,
     learning_guards,
+    masking,
     memory_plan,
     memory_trace,
     phase_growth,
     quarantine,
+    reward_workers,
     trackers,
 )
 
 FEATURES: tuple[ModuleType, ...] = (
-    memory_plan,
-    quarantine,
-    trackers,
-    phase_growth,
-    memory_trace,
-    learning_guards,
-)
+    injections, caps, memory_plan, reward_workers, quarantine, trackers, phase_growth, memory_trace,
+    kept_completions, masking, learning_guards,
+)  # fmt: skip
 """All features, in the order in which they are asked."""
 
 
@@ -49,6 +51,11 @@ def modules(name: str) -> tuple[ModuleType, ...]:
     return tuple(
         importlib.import_module(name) for name in names if importlib.util.find_spec(name) is not None
     )
+
+
+def for_scripts(name: str) -> ModuleType:
+    """Return what a feature has for scripts."""
+    return importlib.import_module(f"{__name__}.{name}.script")
 
 
 def shown(kind: str) -> dict[str, str]:

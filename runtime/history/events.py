@@ -1,9 +1,9 @@
 """The events of the run itself: its lifecycle, steps, checkpoints and faults.
 
-What is replayed from other events stands beside them: reward functions in `rewards.py`, masked samples in
-`sample_masking.py`, and so on. `history.py` lists all that a history is made of. Written by the supervisor
-and the ranks. Fields are those of the file, so a name that is in use stays; a field with a default may be
-missing in a journal that another release has begun. Plain data.
+What is replayed from other events stands beside them: totals in `totals.py`, and so on.
+`history.py` lists all that a history is made of. Written by the supervisor and the ranks. Fields are those of
+the file, so a name that is in use stays; a field with a default may be missing in a journal that another
+release has begun. Plain data.
 """
 
 from __future__ import annotations
@@ -120,14 +120,6 @@ class FreshInterpreters(Event, kw_only=True):
     """Ranks of this launch cannot be forked from the warm interpreter."""
 
     reason: str
-
-
-class FaultInjected(Event, kw_only=True):
-    """An injection of the command line is about to act. `injection` is its text."""
-
-    kind: str = ""
-    injection: str = ""
-    phase: str = ""
 
 
 class TrainStarted(Event, kw_only=True):
@@ -361,10 +353,6 @@ class ActionChosen(Event, kw_only=True, tag="action"):
     delay_seconds: float = 0.0
     before_step: int | None = None
     fresh_from: int | None = None
-
-
-class RolloutTimedOut(Event, kw_only=True):
-    """A deadline has ended a rollout of the step."""
 
 
 class MemoryCleaned(Event, kw_only=True, tag="cleanup"):

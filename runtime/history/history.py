@@ -22,7 +22,6 @@ from grpo_run.runtime.history.events import (
     CheckpointPublished,
     CheckpointRejected,
     CheckpointStaged,
-    FaultInjected,
     FreshInterpreters,
     IncidentConfirmed,
     LoopLeft,
@@ -69,21 +68,7 @@ from grpo_run.runtime.history.recovery import (
     apply_progress,
     apply_resumed,
 )
-from grpo_run.runtime.history.rewards import (
-    RewardCalls,
-    RewardFailed,
-    RewardMoved,
-    RewardRecord,
-    RewardWorkerReplaced,
-)
-from grpo_run.runtime.history.sample_masking import (
-    GroupMasked,
-    MaskedSamples,
-    NanReadAsNone,
-    RewardsRepeated,
-    SampleMasked,
-)
-from grpo_run.runtime.history.totals import CheckpointTotals, RankTotals
+from grpo_run.runtime.history.totals import CheckpointTotals, RankTotals, RewardCalls, RewardTotals
 from grpo_run.runtime.history.train_calls import KnownCall, TrainCalls
 from grpo_run.runtime.history.wall_states import WallState, WallStates
 from grpo_run.watchdog.observation import Phase, PhaseKey
@@ -97,7 +82,7 @@ class HistoryPart:
     """What one feature replays from its events. Without more than these, it shows nothing.
 
     Attributes:
-        EVENTS: their types.
+        EVENTS: their types; also events of the core, which are applied there first.
     """
 
     EVENTS: ClassVar[tuple[type[Event], ...]]
@@ -116,6 +101,10 @@ class HistoryPart:
 
     def notes(self) -> Sequence[str]:
         """Return lines for `grpo-run status` and reports."""
+        return ()
+
+    def ended(self) -> Sequence[str]:
+        """Return sentences for the end of the run, and for the report of an incident."""
         return ()
 
     def pace(self) -> Sequence[str]:
@@ -182,19 +171,16 @@ class History:
     phases: dict[PhaseKey, Durations] = field(default_factory=dict)
     """How long phases and callbacks took so far."""
     unreadable: int = 0
-    injections_fired: list[str] = field(default_factory=list)
     steps: StepTimes = field(default_factory=StepTimes)
     calls: TrainCalls = field(default_factory=TrainCalls)
     """The run's `train()` calls."""
-    masked: MaskedSamples = field(default_factory=MaskedSamples)
-    """Samples that were excluded from the loss."""
     fresh_because: str = ""
     """Why ranks of this launch cannot be forked from the warm interpreter; found by a rank of an earlier
     attempt.
     """
     no_trainer: NoTrainerScript = field(default_factory=NoTrainerScript)
     """What the script trains by itself, with no Trainer and no loop."""
-    rewards: RewardRecord = field(default_factory=RewardRecord)
+    rewards: RewardTotals = field(default_factory=RewardTotals)
     """The run's reward functions."""
     memory_restarts: MemoryRestarts = field(default_factory=MemoryRestarts)
     resume_mismatches: int = 0
@@ -264,8 +250,6 @@ class History:
                 self.fresh_because = event.reason
             case WarningGiven():
                 self.warnings += 1
-            case FaultInjected():
-                self.injections_fired.append(event.injection)
             case RankStarted():
                 self.calls.apply_rank_started(event)
             case RankCompleted():
@@ -308,19 +292,16 @@ class History:
                 self.memory_restarts.short += 1
             case MemoryRestart():
                 self.memory_restarts.apply_restart(event)
-            case SampleMasked() | GroupMasked() | NanReadAsNone() | RewardsRepeated():
-                self.masked.apply(event)
-            case RewardMoved() | RewardFailed() | RewardCalls() | RewardWorkerReplaced():
+            case RewardCalls():
                 self.rewards.apply(event)
-            case _:
-                for part in self.parts:
-                    if isinstance(event, part.EVENTS):
-                        part.apply(event)
+        for part in self.parts:
+            if isinstance(event, part.EVENTS):
+                part.apply(event)
 
     @property
     def decoder(self) -> EventDecoder:
         """Reads the events that this history is made of."""
-        return _decoder(tuple(kind for part in self.parts for kind in part.EVENTS))
+        return _decoder(tuple(kind for part in self.parts for kind in part.EVENTS if kind not in EVENTS))
 
     def part(self, kind: type[AnyPart]) -> AnyPart:
         """Return what a feature has replayed.
@@ -437,7 +418,6 @@ class History:
         # also a script that loads its checkpoint itself, before it calls `train()`
         resuming = self.calls.resuming or (bool(event.starting) and self.calls.awaited)
         self.recoveries.append(Recovery.of(event, self.train_call, resuming=resuming))
-        self.rewards.apply_incident(event)
 
     def _run_ended(self, event: RunEnded) -> None:
         self.exit_code = event.exit_code
@@ -525,15 +505,14 @@ def _known(value: int | None) -> int:
 
 EVENTS: tuple[type[Event], ...] = (
     RunStarted, RunEnded, StateChanged, StopRequested, WarningGiven, FreshInterpreters,
-    FaultInjected, AttemptStarted, AttemptEnded, RankStarted, RankCompleted, RankCounted,
+    AttemptStarted, AttemptEnded, RankStarted, RankCompleted, RankCounted,
     TrainStarted, TrainEnded, TrainRestored, LoopLeft, ResumeChosen, ResumeMissed, RolledBack,
     StepCommitted, StepLogged, PhaseLearned, PhaseCosts,
     SnapshotInterval, CheckpointStaged, CheckpointPublished, CheckpointFailed, CheckpointRejected, ModelSaved,
     IncidentConfirmed, ActionChosen,
     TrainsWithoutTrainer, StateSaved, ScriptCheckpointSaved,
     MemoryShort, MemoryRestart,
-    SampleMasked, GroupMasked, NanReadAsNone, RewardsRepeated,
-    RewardMoved, RewardFailed, RewardCalls, RewardWorkerReplaced,
+    RewardCalls,
 )  # fmt: skip
 """All events that a reader of a run takes as such; others are for people, and for one reader each."""
 DECODER = EventDecoder(EVENTS)

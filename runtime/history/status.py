@@ -120,7 +120,6 @@ class RunStatus:
             "sentence": self.summary,
             "exit_code": history.exit_code,
             "warnings": history.warnings,
-            "masked": history.masked.as_json(),
             "host_memory": _json_or_none(self.host_memory),
             "memory_restarts": history.memory_restarts.count,
             **{name: value for part in history.parts for name, value in part.as_json().items()},

@@ -1,4 +1,4 @@
-"""What is counted over all attempts and supervisors: by ranks, in phases, and of checkpoints. Pure.
+"""What is counted over all attempts: by ranks, in phases, of rewards and of checkpoints. Pure.
 
 A rank counts on the board, and each attempt begins with an empty one. Before it is cleared, and before a new
 supervisor replaces what the last one has left, the journal's event `rank_counted` keeps the counts; `History`
@@ -12,8 +12,10 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from enum import Enum
+from itertools import islice
 
-from grpo_run.runtime.history.events import CheckpointFailed, CheckpointPublished, RankCounted
+from grpo_run.runtime.event import Event
+from grpo_run.runtime.history.events import CheckpointFailed, CheckpointPublished, RankCounted, StepLogged
 from grpo_run.watchdog.memory.phase_memory import RankMemory
 from grpo_run.watchdog.observation import EndReason, Phase, Slot
 from grpo_run.watchdog.rank_metrics import TABLE
@@ -146,3 +148,50 @@ class CheckpointTotals:
     def apply_rejected(self) -> None:
         """Count a checkpoint that was refused."""
         self.results[CheckpointResult.rejected] += 1
+
+
+MOST_FUNCTIONS = 8
+OTHER = "other"
+
+
+class RewardCalls(Event, kw_only=True, tag="reward_latency"):
+    """The calls of one reward function in one rank and attempt so far."""
+
+    function: str
+    calls: int
+    total_seconds: float
+    longest_seconds: float
+
+
+@dataclass(kw_only=True)
+class RewardTotals:
+    """The reward functions of one run: their calls, and what was logged of them.
+
+    Attributes:
+        logged: `mean` and `std` of each function as logged last; at most `MOST_FUNCTIONS` and `other`.
+    """
+
+    logged: dict[str, Mapping[str, float]] = field(default_factory=dict)
+    _calls: dict[tuple[int, int, str], tuple[int, float]] = field(default_factory=dict)
+
+    def apply(self, event: RewardCalls) -> None:
+        """Take the calls of one function in one rank and attempt."""
+        key = event.attempt or 0, event.rank or 0, event.function
+        self._calls[key] = event.calls, event.total_seconds
+
+    def apply_logged(self, event: StepLogged) -> None:
+        """Take a step whose log may have the rewards of each function."""
+        if event.reward_functions:
+            self.logged = dict(islice(event.reward_functions.items(), MOST_FUNCTIONS + 1))
+
+    def by_function(self) -> dict[str, tuple[int, float]]:
+        """Return the calls of each function and their seconds over ranks and attempts; functions beyond
+        `MOST_FUNCTIONS` count as `other`, which is always there.
+        """
+        found = {OTHER: (0, 0.0)}
+        names = sorted({function for _, _, function in self._calls})[:MOST_FUNCTIONS]
+        for (_, _, function), (calls, seconds) in sorted(self._calls.items()):
+            name = function if function in names else OTHER
+            before = found.get(name, (0, 0.0))
+            found[name] = before[0] + calls, before[1] + seconds
+        return found

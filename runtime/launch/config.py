@@ -16,19 +16,10 @@ from typing import Annotated, Any, ClassVar, Protocol, TypeVar
 import pydantic
 
 from grpo_run.runtime.errors import ConfigError
-from grpo_run.runtime.launch.injections import GRAMMAR, Injection, help_text, parse_all, parse_injection
 from grpo_run.runtime.launch.option import OptionGroup, option
 from grpo_run.watchdog.stalls.deadlines import DeadlineSettings
 
-InjectionText = Annotated[
-    Injection,
-    pydantic.PlainValidator(lambda value: value if isinstance(value, Injection) else parse_injection(value)),
-    pydantic.PlainSerializer(str, return_type=str),
-]
-"""An injection, encoded as its canonical text."""
 PathText = Annotated[Path, pydantic.PlainSerializer(str, return_type=str)]
-CAPPED_ENDS = ("length", "repetition", "deadline")
-"""How a cap ends a completion."""
 STOP_SECONDS = 300.0
 """Default of `--stop-timeout`."""
 _BOUNDS = DeadlineSettings()
@@ -106,46 +97,6 @@ class Budget:
     def __post_init__(self) -> None:
         if self.failures_without_progress < 0:
             raise ConfigError(f"--max-restarts must be 0 or more, not {self.failures_without_progress}")
-
-
-def _ends(text: str) -> tuple[str, ...]:
-    return () if text == "none" else tuple(word.strip() for word in text.split(","))
-
-
-@dataclass(frozen=True, kw_only=True)
-class MaskingSettings:
-    """Which samples leave baseline and loss, besides those without a valid reward, and when rewards are
-    repeated.
-
-    Raises:
-        ConfigError: a value is out of range.
-    """
-
-    masked_ends: tuple[str, ...] = option(
-        ("repetition", "deadline"), "--mask-capped", group=OptionGroup.training, metavar="ENDS|none",
-        read=_ends, changes_training=True,
-        help="completions to leave out of baseline and loss, by how a cap has ended them:"
-        f" {', '.join(CAPPED_ENDS)}",
-    )  # fmt: skip
-    """Completions that a cap has cut for these reasons are masked."""
-    repeat_rewards_above: float = option(
-        0.5, "--repeat-rewards-above", group=OptionGroup.training, metavar="SHARE", kind=float,
-        changes_training=True,
-        help="compute the rewards of a rollout once more if more than this share of its samples has no valid"
-        " reward; 1 for never",
-    )  # fmt: skip
-    """Share of a rollout's samples without a valid reward above which its rewards are computed once more."""
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.repeat_rewards_above <= 1:
-            raise ConfigError(
-                f"--repeat-rewards-above {self.repeat_rewards_above:g}: must be a share from 0 to 1 (never)"
-            )
-        unknown = [end for end in self.masked_ends if end not in CAPPED_ENDS]
-        if unknown:
-            raise ConfigError(
-                f"--mask-capped {','.join(unknown)}: give none, or some of {', '.join(CAPPED_ENDS)}"
-            )
 
 
 class NamedSettings(Protocol):
@@ -278,39 +229,6 @@ class RunConfig:
     """Optimizer steps after which it is considered whether freeing memory pays; 0 for never."""
     generation: dict[str, int | float] = field(default_factory=dict)
     """Fields of the script's GRPO or RLOO configuration that the run overrides."""
-    log_completions: int = option(
-        0, "--log-completions", group=OptionGroup.training, metavar="N", kind=int,
-        help="keep N groups of each rollout, with their rewards, in the run directory for `grpo-run serve`,"
-        " at most 16 MiB for each rank",
-    )  # fmt: skip
-    """How many groups of each rollout ranks keep in the run directory."""
-    reward_workers: int = option(
-        0, "--reward-workers", group=OptionGroup.training, metavar="N", kind=int,
-        help="run the reward functions of each rank in N worker processes, where a hanging call is killed,"
-        " and only the samples that it fails on are excluded (default: 0; a function that has"
-        " failed twice at one step is moved to a worker in any case)",
-    )  # fmt: skip
-    """Worker processes of each rank that run its reward functions; 0 to run them in the rank."""
-    reward_timeout_seconds: float | None = option(
-        None, "--reward-timeout", group=OptionGroup.training, metavar="SECONDS", kind=float,
-        help="longest time of one call of a reward function in a worker (default: learned, below the hang"
-        " detector's)",
-    )  # fmt: skip
-    """Longest time of one call of a reward function in a worker; None to learn it."""
-    masking: MaskingSettings = field(default_factory=MaskingSettings)
-    """Which samples leave baseline and loss."""
-    injections: tuple[InjectionText, ...] = option(
-        (), "--inject", group=OptionGroup.injection, metavar=GRAMMAR.partition("[")[0], repeated=True,
-        read=parse_all, listed=help_text,
-        help=f"inject one fault into one rank, once in the run: {GRAMMAR}; may be repeated; `--inject help`"
-        " lists the kinds",
-    )  # fmt: skip
-    """Faults to inject."""
-    strict_faults: bool = option(
-        False, "--strict-faults", group=OptionGroup.injection,
-        help="end with exit code 93 if an injected fault never happened (default: say so at the end)",
-    )  # fmt: skip
-    """Whether a run in which an injected fault never happened has failed."""
     features: dict[str, dict[str, Any]] = field(default_factory=dict)
     """Settings of features that the user has given, as JSON values, by the feature's name; see `of`."""
     expected_distributed_type: str | None = None
@@ -323,11 +241,7 @@ class RunConfig:
     """CPUs that each local rank may use (`--numa-binding`); empty for those of this process."""
 
     def __post_init__(self) -> None:
-        counts = {
-            "--cleanup-every must be 0 (never)": self.cleanup_every,
-            "--log-completions must be 0 (none)": self.log_completions,
-            "--reward-workers must be 0 (none)": self.reward_workers,
-        }
+        counts = {"--cleanup-every must be 0 (never)": self.cleanup_every}
         for rule, count in counts.items():
             if count < 0:
                 raise ConfigError(f"{rule} or more, not {count}")
@@ -335,8 +249,6 @@ class RunConfig:
             raise ConfigError(
                 f"--snapshot-every must be 0 (never), 1 or more, or auto, not {self.snapshot_every}"
             )
-        if self.reward_timeout_seconds is not None and not 0 < self.reward_timeout_seconds < float("inf"):
-            raise ConfigError(f"--reward-timeout {self.reward_timeout_seconds:g}: must be above 0 seconds")
         # otherwise the hang detector would kill ranks that are about to report their own timeout
         if not self.deadlines.ceiling_seconds > self.timeouts.vote_seconds:
             raise ConfigError(

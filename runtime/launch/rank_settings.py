@@ -13,7 +13,6 @@ from typing import Any
 import pydantic
 
 from grpo_run.runtime.history.progress import PRIOR_FAILURE_SECONDS
-from grpo_run.runtime.history.rewards import MovedReward
 from grpo_run.runtime.history.train_calls import KnownCall
 from grpo_run.runtime.launch.config import RunConfig
 from grpo_run.runtime.snapshots.slot import SnapshotName
@@ -56,22 +55,10 @@ class RankSettings(pydantic.BaseModel):
     """Wall-clock time at which the attempt was prepared, in seconds since the epoch."""
     expected_snapshot: SnapshotName | None = None
     """The snapshot in memory that the ranks load; None if they load a checkpoint from disk, or nothing."""
-    injections_fired: tuple[str, ...] = ()
-    """Injections that have fired in this run, as canonical text."""
-
     features: dict[str, dict[str, Any]] = {}
     """What features have for the rank, by their names."""
-    moved_rewards: tuple[MovedReward, ...] = ()
-    """Reward functions that run in workers because they have hung."""
-    reward_durations: dict[str, Any] | None = None
-    """How long rewards took in earlier attempts, as JSON; None if that is not known."""
     cpus: tuple[int, ...] = ()
     """CPUs that the rank may use; empty for those that it inherits."""
-
-    @property
-    def uses_reward_workers(self) -> bool:
-        """Whether reward functions of this rank may run in workers."""
-        return self.config.reward_workers > 0 or bool(self.moved_rewards)
 
     @property
     def first_attempt(self) -> bool:

@@ -62,11 +62,8 @@ def main(features: Sequence[RankFeature] = (), entry: str = f"{__name__}:main") 
         os.sched_setaffinity(0, settings.cpus)  # threads and processes of the rank inherit it
     if settings.preloaded:
         redirect_output(settings.log, settings.errors or settings.log)
-    if settings.uses_reward_workers:
-        # now: the process has one thread, no accelerator, and all libraries that it was forked with
-        from grpo_run.runtime.rank.rewards.host import start
-
-        start()
+    for feature in features:
+        feature.fork(settings)
     if settings.preloaded:
         inherited = _hide_inherited_modules(settings, entry)
     elif not settings.fresh_because:  # else the fork has done it
@@ -80,7 +77,7 @@ def main(features: Sequence[RankFeature] = (), entry: str = f"{__name__}:main") 
         code, completed = _run(settings, session, inherited, features)
     finally:
         flush_output()
-    _exit(session, code, completed)
+    _exit(session, code, completed, features)
 
 
 def _run(
@@ -237,7 +234,7 @@ def _fail(session: Session, error: BaseException) -> None:
     session.slot.publish()
 
 
-def _exit(session: Session, code: int, completed: bool) -> NoReturn:
+def _exit(session: Session, code: int, completed: bool, features: Sequence[RankFeature] = ()) -> NoReturn:
     """Report completion, run exit handlers, release process groups, and exit."""
     # a thread may be in a `train()` call, which publishes its own states
     if completed and code == 0 and session.is_rank and session.slot.state is not RankState.training:
@@ -248,7 +245,8 @@ def _exit(session: Session, code: int, completed: bool) -> NoReturn:
     if not session.is_rank:  # as a Python program exits
         process_names.run_exit_handlers()
         _leave(code)
-    _end_reward_workers()  # a rank that has started processes is given longer to exit
+    for feature in features:
+        with_deadline(feature.end, TEARDOWN_SECONDS)
     if completed:
         session.slot.state = RankState.done
         session.slot.publish()
@@ -262,12 +260,6 @@ def _exit(session: Session, code: int, completed: bool) -> NoReturn:
         _leave(code)  # forked by an exit handler
     with_deadline(_destroy_groups, TEARDOWN_SECONDS)
     _leave(code)
-
-
-def _end_reward_workers() -> None:
-    served = sys.modules.get("grpo_run.runtime.rank.rewards.served")
-    if served is not None:
-        with_deadline(served.close_rewards, TEARDOWN_SECONDS)
 
 
 def _leave(code: int) -> NoReturn:

@@ -1,22 +1,26 @@
 """The points at which features take part in a rank.
 
-In this order: `script_begins` before the script's first line, called by `hooks/attach.py`; for each trainer
-`check_trainer`, and `rollouts` once before training; `call` for each call, once before training. What
-`rollouts` adds is called around every rollout by `hooks/_rollout_hooks.py`, which has the order of all calls,
-and what `call` adds at each step by `step/events.py`. Plain data, and methods that do nothing.
+In this order: `fork` first of all; `script_begins` before the script's first line, called by
+`hooks/attach.py`; for each trainer `check_trainer` and `needs`; `call` for each call, once before training,
+and `rollouts` for a trainer that generates; `end` when the script is over. What `rollouts` adds is called
+around every rollout by `hooks/_rollout_hooks.py`, which has the order of all calls, and what `call` adds at
+each step by `step/events.py`. Plain data, and methods that do nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol, TypeVar
 
+from grpo_run.runtime.launch.rank_settings import RankSettings
 from grpo_run.runtime.rank.session import Session
 from grpo_run.runtime.rank.trainer_facts import TrainerFacts
+from grpo_run.runtime.upstream.features import Feature
 from grpo_run.runtime.upstream.patches import Handler
-from grpo_run.watchdog.observation import Alarm
+from grpo_run.watchdog.observation import Alarm, EndReason
 
 Step = Callable[[int], None]
 """Takes the number of an optimizer step, from 1."""
@@ -40,7 +44,9 @@ class CallPoints:
         train_call: number of the call in the run.
         trainer: of a `train()` call; None for a loop.
         facts: of the trainer.
+        models: the torch modules that it trains.
         hooks: closed when the call ends.
+        leave_loop: ends a loop after the present step, on this rank alone; None for a `train()` call.
         step_begins: called when the batches of a step have been read, and the random generators are set.
         forward_passes: called before each forward pass of the trainer's model with its keyword arguments,
             unless it is compiled.
@@ -56,7 +62,9 @@ class CallPoints:
     train_call: int
     trainer: Any = None
     facts: TrainerFacts | None = None
+    models: Iterable[Any] = ()
     hooks: ExitStack
+    leave_loop: Callable[[], None] | None = None
     step_begins: list[Step] = field(default_factory=list)
     forward_passes: list[Callable[[Mapping[str, Any]], None]] = field(default_factory=list)
     logged: list[Callable[[Mapping[str, float]], None]] = field(default_factory=list)
@@ -83,25 +91,88 @@ can.
 """
 
 
-@dataclass(kw_only=True)
-class RolloutPoints:
-    """What features add to the rollouts of one trainer.
+RewardWrapper = Callable[[Any, str, Callable[..., Any]], Callable[..., Any]]
+"""Returns what is called in place of a reward function, from the function, its name, and what calls it in the
+rank: that, or something that may call it.
+"""
+EndReasons = Callable[[], Sequence[EndReason] | None]
+"""Says why each completion of this rank's last rollout ended; None where only its tokens tell."""
 
-    Attributes:
-        inputs: called around everything that is done for a rollout; they get the rows of the data set, and
-            may pass on others.
-        turns: called around each turn of generation, inside the caps.
-        leaving: why rows are left out of baseline and loss. The words are labels in the metrics.
+
+class Failed(float):
+    """A reward that could not be computed, made by `failed`.
+
+    TRL sees minus infinity, which survives its conversion to a tensor and its gather over the ranks.
     """
 
+    reason: str
+
+
+def failed(reason: str) -> Failed:
+    """Return the reward of a sample for which a function has failed: the row leaves for this reason."""
+    made = Failed(-math.inf)
+    made.reason = reason
+    return made
+
+
+@dataclass(kw_only=True)
+class RolloutPoints:
+    """What features add to the rollouts of one trainer. Of each list, the first handler is the outermost.
+
+    Attributes:
+        facts: of the trainer.
+        inputs: called around everything that is done for a rollout; they get the rows of the data set, and
+            may pass on others.
+        scoring: called around TRL's scoring of a rollout, inside its phase; they get the same rows, and
+            what they return is the rollout that is trained on.
+        generation: called around the generation of a rollout, inside its phase.
+        turns: called around each turn of it: one, or several if completions call tools.
+        rewards: called around the computation of rewards, outside its phase; they get what it is called
+            with, and may return another table.
+        reward_functions: what is called in place of each reward function, from the inside out.
+        leaving: why rows are left out of baseline and loss. The words are labels in the metrics.
+        ends: says why completions ended, if a feature ends them.
+        hooks: are closed when the trainer has trained.
+    """
+
+    facts: TrainerFacts
     inputs: list[Handler] = field(default_factory=list)
+    scoring: list[Handler] = field(default_factory=list)
+    generation: list[Handler] = field(default_factory=list)
     turns: list[Handler] = field(default_factory=list)
+    rewards: list[Handler] = field(default_factory=list)
+    reward_functions: list[RewardWrapper] = field(default_factory=list)
     leaving: list[RowReasons] = field(default_factory=list)
+    ends: EndReasons = lambda: None
+    hooks: ExitStack = field(default_factory=ExitStack)
 
     def row_reasons(self) -> Sequence[str] | None:
         """Return the first reason of each row."""
         found = [reasons for one in self.leaving if (reasons := one()) is not None]
         return [next(filter(None, row), "") for row in zip(*found, strict=True)] if found else None
+
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+_WHOLE_BATCH = "__grpo_run_whole_batch__"
+
+
+def whole_batch(function: Function) -> Function:
+    """Mark a reward function that compares the completions of a batch with one another.
+
+    After a failure, a function may be called again with parts of its batch, to find the samples that it fails
+    on. Parts of a batch would change the rewards of such a function; all samples of the failed call are
+    excluded instead.
+
+    Args:
+        function: a reward function as TRL calls it. Returned itself; the mark has no other effect.
+    """
+    setattr(function, _WHOLE_BATCH, True)
+    return function
+
+
+def needs_whole_batch(function: object) -> bool:
+    """Whether a reward function is marked with `whole_batch`."""
+    return bool(getattr(function, _WHOLE_BATCH, False))
 
 
 class RankFeature:
@@ -110,8 +181,18 @@ class RankFeature:
     name: ClassVar[str]
     """Under which its settings are in `RankSettings.features`."""
 
+    preloaded: ClassVar[tuple[str, ...]] = ()
+    """Names of its modules that need torch, which the forkserver of the ranks imports in advance."""
+
+    def fork(self, settings: RankSettings) -> None:
+        """Fork what is to have the libraries of this process: it has one thread, and no accelerator."""
+
     def script_begins(self, session: Session) -> None:
         """Watch what the script imports. Neither torch nor transformers may be imported yet."""
+
+    def needs(self, session: Session) -> tuple[Feature, ...]:
+        """Return what it needs of transformers and TRL in this run: users are told if a release lacks it."""
+        return ()
 
     def check_trainer(self, session: Session, trainer: Any) -> None:
         """Check a trainer that is about to train, or that the script asks to check.
@@ -125,7 +206,15 @@ class RankFeature:
 
         Args:
             train_call: number of the call in the run.
+
+        Raises:
+            ConfigError: the trainer cannot do what the run asks for.
         """
 
     def call(self, session: Session, points: CallPoints) -> None:
-        """Add to a call that is about to train; its state is not loaded yet."""
+        """Add to a call that is about to train; its state is not loaded yet. Called on every rank, after the
+        ranks have agreed on where the call starts, and before its rollouts are hooked.
+        """
+
+    def end(self) -> None:
+        """The script is over; the rank exits next. Called with a time limit."""

@@ -29,7 +29,6 @@ from grpo_run.runtime.launch.imported_files import ImportedFiles
 from grpo_run.runtime.launch.rank_settings import RankSettings
 from grpo_run.runtime.rank.collective_recorder import Recorder
 from grpo_run.runtime.rank.heartbeat import start_heartbeat
-from grpo_run.runtime.rank.injector import Injector
 from grpo_run.runtime.rank.memory.device import DeviceMemory
 from grpo_run.runtime.rank.memory.garbage_collection import AutomaticCollection
 from grpo_run.runtime.rank.memory.phases import PhaseAccounting, ResidentMemory
@@ -91,7 +90,6 @@ class Session:
         self.reward_seconds: defaultdict[str, float] = defaultdict(float)
         """How long each reward function has taken so far."""
         self._automatic_collection = AutomaticCollection()
-        self.injector: Injector | None = None
         self.own_steps = 0
         """Optimizer steps that the script has taken by itself, with no Trainer and no loop."""
         self.left: LeftLoop | None = None
@@ -122,7 +120,6 @@ class Session:
         """Start the heartbeat; log collectives and connect the vote group once the script has imported the
         libraries.
         """
-        self.injector = self._make_injector()
         os.register_at_fork(after_in_child=self._leave_rank)
         start_heartbeat(self.slot, HEARTBEAT_SECONDS, also=self._automatic_collection.beat)
         self.slot.on_change = self._phase_changes
@@ -267,21 +264,6 @@ class Session:
         """Release the vote groups."""
         for group in self._vote_groups:
             group.close()
-
-    def _make_injector(self) -> Injector | None:
-        if not self.config.injections:
-            return None
-        injector = Injector(
-            self.config.injections,
-            rank=self.rank,
-            world_size=self.world_size,
-            journal=self.journal,
-            fired=self.settings.injections_fired,
-            open_phases=lambda: self.slot.open_phases,
-            step=lambda: self.slot.step + 1,
-        )
-        self.slot.on_enter = lambda phase: injector.on_phase(phase, self.slot.step + 1)
-        return injector
 
     def _log_collectives(self, module: Any) -> None:
         self.recorder.install(torch_names.distributed_c10d())

@@ -14,7 +14,8 @@ from typing import Any
 from grpo_run.runtime.checkpoints.compatibility import BatchGeometry, NamedShape, digest_model_shape
 from grpo_run.runtime.memory.facts import Generator
 from grpo_run.runtime.upstream import trainer_names
-from grpo_run.runtime.upstream.trainer_kinds import TrainerKind, trainer_kind
+from grpo_run.runtime.upstream.features import SAMPLE_MASKING, TOOLS, is_available
+from grpo_run.runtime.upstream.trainer_kinds import TrainerKind, generates_rollouts, trainer_kind
 
 REPLICATED = "ddp"
 """The layout in which every rank holds the full state."""
@@ -28,6 +29,9 @@ class TrainerFacts:
 
     Attributes:
         kind: whose loss it is.
+        has_rollouts: it is GRPO's or RLOO's, or a subclass.
+        masking_available: the release has what the masking of samples needs.
+        tools_available: the release has what the naming of tools needs.
         world_size: number of ranks.
         layout: how state is spread over ranks: `ddp` (also for a single rank), `deepspeed-zero2`,
             `deepspeed-zero3`, `fsdp1`, `fsdp2` or `tensor-parallel`.
@@ -44,6 +48,9 @@ class TrainerFacts:
     """
 
     kind: TrainerKind
+    has_rollouts: bool
+    masking_available: bool
+    tools_available: bool
     world_size: int
     layout: str
     batch: BatchGeometry | None
@@ -64,6 +71,9 @@ class TrainerFacts:
         in_process = uses_vllm and getattr(args, "vllm_mode", "") == "colocate"
         return cls(
             kind=trainer_kind(type(trainer))[0],
+            has_rollouts=generates_rollouts(trainer),
+            masking_available=is_available(SAMPLE_MASKING, trainer),
+            tools_available=is_available(TOOLS, trainer),
             world_size=world_size,
             layout=_layout(trainer),
             batch=_batch(args, world_size),

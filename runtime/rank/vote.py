@@ -35,8 +35,6 @@ class Flags(NamedTuple):
     """Take a snapshot in memory after the next step."""
     alarm: bool = False
     """End the attempt now: something is wrong with this step."""
-    timed_out: bool = False
-    """A deadline has ended a rollout of this step."""
     collect: bool = False
     """Collect garbage after the next step: a rank's memory has grown."""
     release: bool = False

@@ -21,7 +21,6 @@ from grpo_run.runtime.history.history import History
 from grpo_run.runtime.history.lifecycle import Lifecycle, RunEvent
 from grpo_run.runtime.history.recovery import Action, Decision
 from grpo_run.runtime.history.reporter import Reporter
-from grpo_run.runtime.history.rewards import FAILURES_TO_MOVE, RewardMoved
 from grpo_run.runtime.history.run_directory import RunDirectory
 from grpo_run.runtime.launch.config import RunConfig
 from grpo_run.runtime.supervisor.incident import IncidentContext, OpenIncident, gather, tell_ranks
@@ -167,8 +166,6 @@ class FaultHandler:
             )
         )
         self._reporter.write(AttemptEnded(cause=str(verdict.cause), action=str(decision.action)))
-        if decision.restarts:
-            self._move_reward()
         if answer is not None and decision is answer.decision:
             answer.act()
 
@@ -193,28 +190,6 @@ class FaultHandler:
         before = answer.decision.before_step if answer is not None else None
         call = self._history.recoveries[-1].train_call
         return before is None or can_go_back(self._history, self._config, call, before)
-
-    def _move_reward(self) -> None:
-        """Let the next attempt run a reward function in a worker that has failed too often, and say so."""
-        moved = self._history.rewards.due
-        if moved is None:
-            return
-        self._reporter.write(
-            RewardMoved(
-                step=self._history.recoveries[-1].step,
-                file=moved.file,
-                function=moved.function,
-                failures=FAILURES_TO_MOVE,
-            )
-        )
-        if self._config.reward_workers:
-            return  # it has stayed in the rank for a reason, which a warning has given
-        what = "raised" if self._history.rewards.last_raised else "not returned in time"
-        self._reporter.notify(
-            f"{moved.name} has {what} {FAILURES_TO_MOVE} times at one step: the next attempt runs it in a"
-            " worker process, where only the samples that it fails on are excluded; `--reward-workers` does"
-            " so from the start"
-        )
 
     def report_slow_stop(self, context: IncidentContext) -> None:
         """Collect evidence of ranks that did not stop in time. They are terminated next."""

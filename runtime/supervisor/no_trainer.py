@@ -1,20 +1,19 @@
 """Report and journal that a script trains with neither a Trainer nor a loop.
 
 Said once, when a rank has taken its first optimizer step with no Trainer and no loop: what a restart does,
-that nothing is saved, and which injected faults cannot happen. Completed saves of the script's own are
-journaled. Called at each poll; decides nothing.
+and that nothing is saved. Completed saves of the script's own are journaled. Called at each poll; decides
+nothing.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from grpo_run.runtime.history.history import History
 from grpo_run.runtime.history.lifecycle import TRANSITIONS, Lifecycle, RunEvent
 from grpo_run.runtime.history.no_trainer_script import ANEW, ScriptCheckpointSaved
 from grpo_run.runtime.history.reporter import Reporter
-from grpo_run.runtime.launch.injections import Injection, remaining
 from grpo_run.watchdog.observation import Slot
 
 SETTLE_SECONDS = 2.0
@@ -66,15 +65,11 @@ class NoTrainerWatch:
     """Watches the ranks of one run for training of their own.
 
     Args:
-        injections: injected faults of the run.
         lifecycle: is `running` once the script trains.
         reporter: for events and messages.
     """
 
-    def __init__(
-        self, injections: Sequence[Injection], lifecycle: Lifecycle, reporter: Reporter, history: History
-    ) -> None:
-        self._injections = tuple(injections)
+    def __init__(self, lifecycle: Lifecycle, reporter: Reporter, history: History) -> None:
         self._lifecycle = lifecycle
         self._reporter = reporter
         self._history = history
@@ -131,9 +126,3 @@ class NoTrainerWatch:
         if len(self._history.calls):
             consequence = f"{ANEW} and restores its finished train() calls; what follows them is not saved"
         self._reporter.notify(f"{own.what_trains()}: {consequence}")
-        faults = remaining(self._injections, self._history.injections_fired)
-        if faults:
-            self._reporter.notify(
-                "injected faults need counted steps, so without a Trainer or a loop they cannot happen:"
-                f" {', '.join(map(str, faults))}"
-            )

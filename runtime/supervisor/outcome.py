@@ -1,8 +1,7 @@
 """The outcome of a run: its exit code and sentence, set in one place, and the orderly end.
 
 The supervisor creates the `RunOutcome` at its start and tells it how the run ends. It writes the end in
-a fixed order: state, last snapshots, sentence, and the journal's last event. Injected faults that never
-happened are named, because the run must not look like one that has passed them. A failure of the supervisor
+a fixed order: state, last snapshots, sentence, and the journal's last event. A failure of the supervisor
 itself is reported in a file, see `last_resort.py`. Does not decide that a run ends, or that it has not
 finished (`policy.py`).
 """
@@ -13,7 +12,7 @@ import contextlib
 import functools
 import os
 import shlex
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -23,58 +22,16 @@ from grpo_run.runtime.history.lifecycle import Lifecycle, RunEvent
 from grpo_run.runtime.history.reporter import LiveHistory, Reporter
 from grpo_run.runtime.history.summary import lacks_model_of_script, model_place, summarize
 from grpo_run.runtime.launch.config import RunConfig
-from grpo_run.runtime.launch.injections import Injection, remaining
 from grpo_run.runtime.processes.agent import Directive
 from grpo_run.runtime.snapshots import last_writes
 from grpo_run.runtime.snapshots.drain_scheduler import DrainScheduler
 from grpo_run.runtime.snapshots.last_writes import OnlyInMemory, write_last
 from grpo_run.runtime.supervisor.attempt import Attempt
 from grpo_run.runtime.supervisor.last_resort import describe, write_report
+from grpo_run.runtime.supervisor.points import SupervisorFeature
 from grpo_run.runtime.supervisor.policy import why_not_finished
 
 Result = TypeVar("Result")
-
-
-def never_happened(
-    injections: Iterable[Injection], fired: Collection[str], *, ranks: Collection[int]
-) -> tuple[Injection, ...]:
-    """Return the injected faults of this node's ranks that did not happen.
-
-    Args:
-        injections: of the run.
-        fired: canonical texts of those that happened, from the journal of this node.
-        ranks: global ranks of this node; empty if no rank was ever started, which leaves nothing out.
-    """
-    return tuple(
-        injection for injection in remaining(tuple(injections), fired) if not ranks or injection.rank in ranks
-    )
-
-
-def sentence(missed: Collection[Injection], step: int, *, counted: bool) -> str:
-    """Return what to say about injected faults that never happened; empty if there are none.
-
-    Args:
-        missed: from `never_happened`.
-        step: the last step of the run.
-        counted: steps were counted: the script has used a Trainer or the loop.
-    """
-    if not missed:
-        return ""
-    number = "1 injected fault" if len(missed) == 1 else f"{len(missed)} injected faults"
-    return (
-        f"{number} never happened: {', '.join(f'{one} ({_reason(one, step, counted)})' for one in missed)}."
-    )
-
-
-def _reason(fault: Injection, step: int, counted: bool) -> str:
-    if not counted:
-        return "without a Trainer or a loop, steps are not counted"
-    if fault.step > step:
-        return f"the run ended at step {step}"
-    if fault.recurs:
-        limit = f"{fault.tokens} tokens" if fault.tokens else f"{fault.rows} rows"
-        return f"no phase {fault.phase.name} from step {fault.step} on had more than {limit}"
-    return f"step {fault.step} was not run with phase {fault.phase.name}"
 
 
 def writing_command(run_directory: Path) -> str:
@@ -87,12 +44,13 @@ class RunOutcome:
     """How one run ends. `exit_code` is None and `sentence` empty until it has.
 
     Args:
-        config: of the run; its injected faults.
+        config: of the run.
         incidents: the folder of all incidents.
         live: journal and history of the run.
         reporter: for events and messages.
         lifecycle: of the run.
         drains: writes the last snapshots; None if there are none.
+        features: are asked for what they say at the end.
         interrupted: whether a stop was requested, so that the end waits for nothing.
     """
 
@@ -105,6 +63,7 @@ class RunOutcome:
         reporter: Reporter,
         lifecycle: Lifecycle,
         drains: DrainScheduler | None,
+        features: Sequence[SupervisorFeature],
         interrupted: Callable[[], bool],
     ) -> None:
         self.exit_code: int | None = None
@@ -115,6 +74,7 @@ class RunOutcome:
         self._reporter = reporter
         self._lifecycle = lifecycle
         self._drains = drains
+        self._features = features
         self._interrupted = interrupted
         self._checkpoint_before = live.history.highest_checkpoint
 
@@ -137,14 +97,15 @@ class RunOutcome:
         history, completed = self._live.history, event is RunEvent.completed
         left, kept = self._write_last(wait=completed)
         unsaved = self._unsaved(left) if completed else ""
-        missed = self._missed_faults(exit_code, attempt.local_rank_of)
+        asked = (feature.end_remark(exit_code, attempt.local_rank_of) for feature in self._features)
+        remarks = [remark for remark in asked if remark is not None]
         left_out = self._left_out() if completed else ""
         if left_out:
             self._reporter.write(ResumeMissed(mismatch=left_out))
         unfinished = completed and why_not_finished(
             history,
             unsaved=unsaved,
-            missed_fault=bool(missed) and self._config.strict_faults,
+            refused=next((remark.unfinished for remark in remarks if remark.unfinished), ""),
             left_out=left_out if self._config.require_resume else "",
         )
         if unfinished:
@@ -156,11 +117,10 @@ class RunOutcome:
             said.append(f"{left.sentence} On this machine, the same command continues from it.")
         elif left is not None and not (unsaved and left.required):
             self._reporter.warn(None, left.sentence)
-        warnings = [left_out if left_out not in sentence else "", missed]
+        warnings = [left_out if left_out not in sentence else "", *(remark.text for remark in remarks)]
         for text in filter(None, warnings):
             self._reporter.write(WarningGiven(text=text))
-        excluded = history.masked.summary
-        said += [*warnings, f"Excluded from the loss: {excluded}." if excluded else ""]
+        said += [*warnings, *(sentence for part in history.parts for sentence in part.ended())]
         self.exit_code, self.sentence = exit_code, " ".join(filter(None, said))
         self._reporter.write(
             RunEnded(
@@ -274,12 +234,3 @@ class RunOutcome:
         if call is None or call.attempt >= history.attempts - 1:
             return ""
         return f"{call.place} was interrupted at {call.progress}, and the script ended without continuing it."
-
-    def _missed_faults(self, exit_code: int, ranks: Collection[int]) -> str:
-        """What to say about injected faults that never happened; nothing while the run may be continued."""
-        if exit_code in (EXIT_STOPPED, EXIT_USAGE):
-            return ""
-        history = self._live.history
-        missed = never_happened(self._config.injections, history.injections_fired, ranks=ranks)
-        counted = history.counts_steps or not history.no_trainer.seen
-        return sentence(missed, history.step, counted=counted)

@@ -2,14 +2,14 @@
 
 In this order: when an attempt is prepared, `begin_attempt`, then `rank_config`, `rank_environment` and
 `rank_settings` for each rank; while ranks run, `poll`, and `committed` after steps; after a fault, once its
-verdict is known, `answer`; when the run has ended, `end`. Features are asked in the order of
-`runtime.features.FEATURES`, and the first answer counts. `supervisor.py` and `faults.py` call them. Plain
-data, and methods that do nothing.
+verdict is known, `answer`; when the run ends, `end_remark` and `end`. Features are asked in the order of
+`runtime.features.FEATURES`, and the first answer counts. `supervisor.py`, `faults.py` and `outcome.py` call
+them. Plain data, and methods that do nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -59,6 +59,20 @@ class Answer:
     at_once: bool = False
 
 
+@dataclass(frozen=True, kw_only=True)
+class EndRemark:
+    """What a feature says at the end of a run.
+
+    Attributes:
+        text: sentences, which are also a warning in the journal.
+        unfinished: why the run has not finished although its scripts have run to their end, as the end of a
+            sentence; empty if it has.
+    """
+
+    text: str
+    unfinished: str = ""
+
+
 class SupervisorFeature:
     """A feature in the supervisor of one run. It overrides the points at which it takes part; the
     others do nothing.
@@ -103,6 +117,15 @@ class SupervisorFeature:
         """Return what can be done against a fault, which the history contains as its last recovery.
 
         Called once for each fault, whatever is decided.
+        """
+        return None
+
+    def end_remark(self, exit_code: int, ranks: Collection[int]) -> EndRemark | None:
+        """Return what to say at the end of the run; the history contains everything but that.
+
+        Args:
+            exit_code: as decided so far.
+            ranks: global ranks of this node; empty if no rank was ever started.
         """
         return None
 

@@ -8,10 +8,9 @@ supervisor itself (`outcome.py`).
 
 The budget counts failures since the highest checkpoint of the run last rose. A run that makes progress is
 never given up for the number of its faults; one without progress ends. A failure that is certain to repeat
-(the same error, or the same proved wait, at the same line and step) causes one restart only, unless the
-next attempt differs: a reward function that failed twice at one step runs in a worker, or a feature answers
-(`points.py`). The same exception at the same line of other steps ends a
-run that does little else (`runtime/history/recovery.py`).
+(the same error, or the same proved wait, at the same line and step) causes one restart only, unless the next
+attempt differs, because a feature answers (`points.py`). The same exception at the same line of other steps
+ends a run that does little else (`runtime/history/recovery.py`).
 
 An exception of the script before the run's first step ends it at once: there is nothing to lose. The same
 exception twice while the script resumes ends it too. After progress, errors of files, the network or a hub
@@ -102,11 +101,6 @@ def decide(
         )
     trained = history.best_position > (0, 0)
     if (
-        history.rewards.due is not None
-        and 0 < history.failures_without_progress <= budget.failures_without_progress
-    ):
-        return Decision(action=Action.restart, reason=start_of(history))
-    if (
         (trained or history.no_trainer.checkpoint is not None)
         and _deserves_patience(history, verdict)
         and budget.failures_without_progress > 0
@@ -151,25 +145,22 @@ def has_finished(slots: Collection[Slot | None], history: History, signature: st
     return all_done(list(slots)) or repeated
 
 
-def why_not_finished(history: History, *, unsaved: str, missed_fault: bool, left_out: str) -> str:
+def why_not_finished(history: History, *, unsaved: str, refused: str, left_out: str) -> str:
     """Return why a run whose scripts have run to their end is given up, as sentences; empty if it has
     finished.
 
     Args:
         history: of the run.
         unsaved: what is missing on disk, as the end of a sentence; empty if nothing is.
-        missed_fault: an injected fault never happened, and the user asks for all of them.
+        refused: why the run has not finished for a feature, as the end of a sentence; empty if it has.
         left_out: which interrupted call the script has not repeated although the user asks for that, as a
             sentence; empty if none.
     """
     ended, at = "The script ran to its end", f" at step {history.step}"
     if unsaved:
         return f"{ended}{at}, but {unsaved}"
-    if missed_fault:
-        return (
-            f"{ended}{'' if history.no_trainer.seen else at}, but --strict-faults asks for all injected"
-            " faults."
-        )
+    if refused:
+        return f"{ended}{'' if history.no_trainer.seen else at}, but {refused}"
     return f"{left_out} --require-resume is set." if left_out else ""
 
 

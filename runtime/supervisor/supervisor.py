@@ -128,10 +128,10 @@ class Supervisor:
         self.stop = StopRequest(config.timeouts, self.history)
         self._host = HostWatch(run, config, self._drains, self._reporter, self.history, self.stop)
         self._advice = Advice(functools.partial(read_facts, run.path), functools.partial(self.warn, None))
-        self._no_trainer = NoTrainerWatch(config.injections, self.lifecycle, self._reporter, self.history)
+        self._no_trainer = NoTrainerWatch(self.lifecycle, self._reporter, self.history)
         self._outcome = RunOutcome(
             config, run.incidents, live=self._live, reporter=self._reporter, lifecycle=self.lifecycle,
-            drains=self._drains,
+            drains=self._drains, features=self.features,
             interrupted=lambda: self.stop.noted or self.stop.requested,
         )  # fmt: skip
         self.attempt = Attempt(run, self.history.attempts - 1, warn=self.warn)

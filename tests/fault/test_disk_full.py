@@ -165,9 +165,10 @@ def test_direct_saves_on_a_full_disk_cost_checkpoints_not_the_run(disk: SmallDis
         "--nproc-per-node", "2", "--snapshot-dir", "off", str(SCRIPTS / "grpo.py"), "--output-dir",
         str(disk.folder),
         "--max-steps", "20", "--save-steps", "2", "--save-total-limit", "2", "--step-seconds", "0.1",
-    ).start()  # fmt: skip
-    run.until_event("checkpoint_published")
-    disk.leave(0)
+    )  # fmt: skip
+    with run.held(after=3):  # not in the middle of a save
+        run.start().until_event("checkpoint_published")
+        disk.leave(0)
     failed = run.until_event("checkpoint_failed")
     assert failed["cause"] == "disk_full"
     run.until_step(failed["step"] + 1)

@@ -58,7 +58,7 @@ def test_hangs_end_at_the_deadline_and_leave_weights_unchanged(runs: Runs, tmp_p
         assert verdict["culprits"] == [rank], (kind, verdict["sentence"])
         # a lock and a long sleep may be proved before the deadline passes
         assert verdict["confidence"] in ("deadline", "proved")
-        assert verdict["location"]["file"].endswith("runtime/rank/injected_faults.py"), (
+        assert verdict["location"]["file"].endswith("runtime/features/injections/_faults.py"), (
             kind,
             verdict["location"],
         )

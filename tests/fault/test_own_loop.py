@@ -54,9 +54,7 @@ def undisturbed(tmp_path: Path, script: str, *arguments: str, ranks: int = 2) ->
 
 
 def test_a_killed_rank_restarts_the_script_from_its_beginning(runs: Runs, tmp_path: Path) -> None:
-    """The script ends as if nothing had happened. An injected fault by step is said to be impossible, at the
-    start and at the end.
-    """
+    """The script ends as if nothing had happened. An injected fault by step is said to be impossible."""
     run = runs(
         "--on-end", "cat > end.json", "--nproc-per-node", "2", "--inject", "kill@rank1:step2", SCRIPT,
         "--how", "kill"
@@ -66,7 +64,6 @@ def test_a_killed_rank_restarts_the_script_from_its_beginning(runs: Runs, tmp_pa
     assert "restarts the script from its beginning" in text
     assert "RECOVERED the script trains again, from its beginning" in text
     assert len(re.findall(r"^begins", text, re.MULTILINE)) == 2
-    assert "they cannot happen: kill@rank1:step2" in text
     assert "kill@rank1:step2 (without a Trainer or a loop, steps are not counted)" in text
     assert (
         "Finished after 1 restart. The script used no Trainer and no loop, so no steps were counted." in text

@@ -43,7 +43,7 @@ def words_of(name: str) -> list[str]:
         shown = __import__(f"grpo_run.runtime.features.{name}.shown", fromlist=["shown"])
     except ModuleNotFoundError:
         return []
-    return [*getattr(shown, "ACTIONS", ()), *getattr(shown, "MASKING_REASONS", ())]
+    return [*getattr(shown, "ACTIONS", ())]
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -69,14 +69,17 @@ def test_a_run_without_a_feature_survives_a_kill(name: str, tmp_path: Path) -> N
     folder = copy_without(name, tmp_path / "copy")
     run = Run(
         tmp_path,
-        ["--nproc-per-node", "2", "--inject", "kill@rank1:step4",
-         str(SCRIPTS / "grpo.py"), "--max-steps", "6", "--output-dir", "out"],
+        ["--nproc-per-node", "2", str(SCRIPTS / "grpo.py"), "--max-steps", "6", "--output-dir", "out"],
         environment={"PYTHONPATH": str(folder)},
         program=(sys.executable, "-m", "grpo_run"),
         cold=True,
     )  # fmt: skip
     try:
-        run.start().ended()
+        with run.held(4):
+            run.start().until_step(3)
+            run.kill(1)
+            run.until_event("incident")
+        run.ended()
         files = {event["event"] for event in run.events()}
         assert len(run.events("incident")) == 1
         assert "run_ended" in files

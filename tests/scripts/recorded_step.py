@@ -20,7 +20,7 @@ import torch
 from transformers import TrainerCallback
 
 RECORDED_STEP = 3
-WRAPPING = "/runtime/rank/(hooks|rollouts)/"
+WRAPPING = "/runtime/(features|rank/(hooks|rollouts))/"
 EVENTS = os.path.join("runtime", "rank", "step", "events.py")
 
 

@@ -10,11 +10,10 @@ from typing import Any
 
 from grpo_run.runtime.board.board import Board
 from grpo_run.runtime.board.memory_area import MemoryAreaWriter
+from grpo_run.runtime.features.masking.events import MaskingReason
 from grpo_run.runtime.history.journal import Journal
 from grpo_run.runtime.history.reader import RunReader
-from grpo_run.runtime.history.rewards import FailureKind
 from grpo_run.runtime.history.run_directory import RunDirectory
-from grpo_run.runtime.history.sample_masking import MaskingReason
 from grpo_run.runtime.history.status import RunStatus
 from grpo_run.runtime.memory.host_last_sample import LastSample
 from grpo_run.watchdog.memory.host_sample import HostSample, LimitUse, ProcessMemory
@@ -147,11 +146,8 @@ class ExportedRun:
         """Let everything happen once more that is counted while a run goes on."""
         write = self._write
         write("sample_masked", rank=0, step=8, reason=MaskingReason.failed.value, count=1)
-        write("reward_failed", rank=0, step=8, kind=FailureKind.exception.value, reward="length")
-        write("reward_worker_replaced", rank=0, step=8)
         write("incident", step=8, cause="signal", culprit=1, detection_seconds=0.25, signature="9")
         write("action", action="restart")
-        write("nan_read_as_none", rank=0, step=8, count=1)
         self._checkpoint += 1
         write("checkpoint_published", step=self._checkpoint, train_call=1, path="out", verified=True)
         write("state_changed", to="running")

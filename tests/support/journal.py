@@ -20,7 +20,7 @@ def _kinds(base: type[Event] = Event) -> Iterator[type[Event]]:
         yield from _kinds(kind)
 
 
-def event(name: str, **fields: Any) -> Event:
+def event(name: str, /, **fields: Any) -> Event:
     """Return an event of a module that is imported; of another name, one that nobody reads."""
     for kind in _kinds():
         if event_name(kind) == name:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
@@ -146,12 +145,6 @@ class Guarded:
         """Set a weight to NaN."""
         with torch.no_grad():
             self.trainer.model.weight[0, 0] = float("nan")
-
-
-def memory_warnings(guarded: Guarded) -> list[int]:
-    """Return the steps at which the user was warned that memory is too small for a snapshot."""
-    found = [re.match(r"no memory for a snapshot at step (\d+):", text) for text in guarded.session.notified]
-    return [int(match[1]) for match in found if match]
 
 
 def named(events: Events, name: str) -> list[dict[str, Any]]:

@@ -45,7 +45,7 @@ IMPORTED = (
     "accelerate.commands.launch",
 )
 """What `grpo-run launch` imports in the supervisor; `PRELOAD` is what it imports in the forkserver."""
-PRELOAD = "grpo_run.runtime.rank.preload"
+PRELOAD = "grpo_run.runtime.launching.preload"
 FORK_SAFE_THREADS = {"jemalloc_bg_thd"}
 """pyarrow's allocator, which handles forks itself; the forkserver of every run has this thread too."""
 SUPERVISOR_PID = "GRPO_RUN_SUPERVISOR_PID"

@@ -22,8 +22,8 @@ NEED_TORCH = (RANK, RUNTIME / "planning", RUNTIME / "upstream", UNIT / "trainers
 """Folders of which most tests import torch."""
 SECONDS = {
     "cli": 36, "dashboards": 13, "watchdog": 30, "test_documentation.py": 4, "trainers": 13,
-    "runtime/checkpoints": 8, "runtime/planning": 31, "runtime/supervisor": 15, "runtime/rank/rewards": 6,
-    "runtime/rank/rollouts": 18, "runtime/rank/saving": 5, "runtime/rank/test_restoring.py": 3,
+    "runtime/checkpoints": 8, "runtime/planning": 31, "runtime/supervisor": 15,
+    "runtime/features": 24, "runtime/rank/saving": 5, "runtime/rank/test_restoring.py": 3,
 }  # fmt: skip
 """CPU time of the slowest folders and files of `tests/unit`, child processes included."""
 BYTES_PER_SECOND = 30_000

@@ -1,22 +1,30 @@
-"""Put one part's handlers around the methods of a trainer, as `rollouts_hooked` does with all parts."""
+"""Put the handlers of one part around the methods of a trainer, as `rollouts_hooked` does with all parts."""
 
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
 from typing import Any
 
+from grpo_run.runtime.rank.points import RankFeature, RolloutPoints
 from grpo_run.runtime.rank.rollouts.generate_calls import in_sub_batches
-from grpo_run.runtime.rank.rollouts.sample_masking import SampleMasking
 from grpo_run.runtime.upstream.patches import wrapped_methods
 
 
-def masked(trainer: Any, masking: SampleMasking) -> AbstractContextManager[None]:
-    """Mask samples of the trainer's rollouts for the length of the block."""
+def with_feature(
+    part: RankFeature, trainer: Any, session: Any, train_call: int = 1, **others: Any
+) -> AbstractContextManager[None]:
+    """Let a feature act on the trainer's rollouts for the length of the block.
+
+    Args:
+        others: what other features have added to the points.
+    """
+    points = RolloutPoints(**others)
+    part.rollouts(trainer, session, train_call, points)
     handlers = {
-        "_generate_and_score_completions": [masking.mask_samples],
-        "_calculate_rewards": [masking.choose_samples],
+        "_generate_and_score_completions": [*points.inputs, *points.scoring],
+        "_calculate_rewards": points.rewards,
     }
-    return wrapped_methods(trainer, handlers if masking.is_possible else {})
+    return wrapped_methods(trainer, handlers)
 
 
 def divided(trainer: Any, count: int, **settings: Any) -> AbstractContextManager[None]:

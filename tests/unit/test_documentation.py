@@ -88,7 +88,7 @@ def test_a_circle_is_refused() -> None:
 
 def test_folders_are_flat_and_modules_have_a_size_that_a_reader_holds() -> None:
     """At most 28 modules in a folder, and 620 lines in a module; no folder deeper than
-    `runtime/rank/rewards/`.
+    `runtime/features/quarantine/`.
     """
     files = [path for package in PACKAGES for path in (REPOSITORY / package).rglob("*.py")]
     crowded = {file.parent for file in files if len(list(file.parent.glob("*.py"))) > 29}

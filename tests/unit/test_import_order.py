@@ -40,19 +40,23 @@ DECIDERS = {
     "runtime": {"call_names", "errors", "event"},
     "runtime.checkpoints": {"compatibility"},
     "runtime.history": {
-        "events", "history", "progress", "sample_masking", "lifecycle",
-        "no_trainer_script", "recovery", "rewards", "totals", "train_calls", "wall_states",
+        "events", "history", "progress", "lifecycle",
+        "no_trainer_script", "recovery", "totals", "train_calls", "wall_states",
     },
+    "runtime.features.caps": {"settings"},
+    "runtime.features.injections": {"events"},
+    "runtime.features.kept_completions": {"settings"},
     "runtime.features.learning_guards": {"events", "judge", "settings"},
+    "runtime.features.masking": {"events", "selection", "settings"},
     "runtime.features.memory_plan": {"events", "plan", "settings", "shown"},
     "runtime.features.memory_trace": {"events", "settings"},
     "runtime.features.phase_growth": {"events", "watch"},
     "runtime.features.quarantine": {"events", "settings", "shown"},
+    "runtime.features.reward_workers": {"deadlines", "events", "settings"},
     "runtime.features.trackers": {"events"},
-    "runtime.launch": {"config", "injections", "option"},
+    "runtime.launch": {"config", "generation_caps", "option"},
     "runtime.memory": {"facts"},
     "runtime.rank.memory": {"cleanup_policy"},
-    "runtime.rank.rewards": {"deadlines"},
     "runtime.rank.saving": {"cadence"},
     "runtime.snapshots": {"drain_messages"},
     "runtime.supervisor": {"policy", "stop_means"},
@@ -84,9 +88,7 @@ LIGHT = (
     "runtime.launch.rank_settings",
     "runtime.processes.forkserver",
     "runtime.rank.hooks.attach",
-    "runtime.rank.rollouts.caps_settings",
-    "runtime.rank.rollouts.masking_selection",
-    "runtime.rank.rollouts.reward_outputs",
+    "runtime.rank.rollouts.limits",
     "runtime.upstream.trainer_names",
     "runtime.upstream.versions",
     "trainers",
@@ -155,7 +157,7 @@ def test_the_forkserver_imports_what_a_rank_uses() -> None:
     used = {name for folder in folders for name in modules_in(f"runtime.rank.{folder}")} | modules_in(
         "runtime.rank"
     )
-    only_if_used = {"runtime.rank.consensus", "runtime.rank.injected_faults", "runtime.rank.injector"}
+    only_if_used = {"runtime.rank.consensus"}
     named = {word.removeprefix("grpo_run.") for word in imports("runtime.rank.preload")} & FILES.keys()
     loaded = {"runtime.rank.preload"}.union(*(modules_loaded_with(name)[0] for name in named))
     assert used - loaded <= only_if_used
@@ -178,11 +180,17 @@ def test_no_module_imports_a_folder_without_its_package() -> None:
 def process(name: str) -> str:
     """Return the folder of the one process in which a module runs; empty for what several share.
 
-    A feature's module is named for it. The composition of processes may import both.
+    A feature's module is named for it (what scripts call runs in ranks), and a private one is of the process
+    in which all who import it are.
+    The composition of processes may import both.
     """
     parts = name.split(".")
     if parts[:2] == ["runtime", "features"] and len(parts) == 4:
-        return f"runtime.{parts[3]}" if f"runtime.{parts[3]}" in PROCESSES else ""
+        if parts[3].startswith("_"):
+            users = {process(user) for user in modules_in(".".join(parts[:3])) if name in edges(user)}
+            return users.pop() if len(users) == 1 else ""
+        runs_in = f"runtime.{'rank' if parts[3] == 'script' else parts[3]}"
+        return runs_in if runs_in in PROCESSES else ""
     return next((folder for folder in PROCESSES if f"{name}.".startswith(f"{folder}.")), "")
 
 
@@ -198,7 +206,7 @@ def test_what_the_processes_share_imports_neither_and_they_never_import_each_oth
     assert wrong == set()
 
 
-PARTS = ("events", "metrics", "rank", "settings", "shown", "supervisor")
+PARTS = ("events", "metrics", "rank", "script", "settings", "shown", "supervisor")
 """Modules of features, by whose names the core asks for them."""
 
 
@@ -311,7 +319,9 @@ def test_pure_modules_import_pure_modules_only() -> None:
 
 def test_light_modules_do_not_import_training_libraries() -> None:
     """Neither directly nor through another module of ours: importing torch takes seconds."""
-    assert broken({name: loaded_with(name) & HEAVY for name in (*pure_modules(), *LIGHT)}, {}) == {}
+    features = [name for name in FILES if is_part(name)]
+    names = (*pure_modules(), *LIGHT, *features)
+    assert broken({name: loaded_with(name) & HEAVY for name in names}, {}) == {}
 
 
 def test_the_import_check_follows_our_own_modules() -> None:

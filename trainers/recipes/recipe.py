@@ -16,8 +16,8 @@ from pydantic import BaseModel, ConfigDict, Field, PositiveInt, ValidationError
 
 from grpo_run.runtime.errors import ConfigError
 from grpo_run.runtime.features import modules
+from grpo_run.runtime.launch.generation_caps import MIN_WINDOW
 from grpo_run.runtime.launch.option import given_values
-from grpo_run.runtime.rank.rollouts.caps_settings import MIN_WINDOW
 from grpo_run.trainers.recipes.problems import read_problems
 from grpo_run.trainers.recipes.settings import apply_overrides, origin_of, read_settings, validation_error
 

@@ -15,9 +15,9 @@ from grpo_run.watchdog.evidence.stacks import Stack, main_stack
 from grpo_run.watchdog.observation import Phase, RankError
 from grpo_run.watchdog.verdict import RewardFunction
 
-CALLER_FILE = f"{OUR_ROOT}/runtime/rank/rewards/served.py"
-CALLERS = frozenset({"call_in_rank", "served_async", "_until_deadline"})
-"""Functions of that file whose next inner frame is a reward function."""
+CALLER_FILE = f"{OUR_ROOT}/runtime/rank/hooks/_reward_functions.py"
+CALLER = "called_in_rank"
+"""A function of that file whose next inner frame is a reward function."""
 EVERY_FUNCTION = RewardFunction(file="", function="*")
 """It is an async one, and none of them runs at present: it cannot be told which one does not return."""
 _FUTURES = "concurrent/futures/_base.py"
@@ -48,7 +48,7 @@ def raised_reward(error: RankError | None, phase: str | None) -> RewardFunction 
     timed_out = any("timeout" in name.rpartition(".")[2].lower() for name in (error.type, *error.bases))
     frames = _TRACEBACK_FRAME.findall(error.traceback)
     for (file, name), called in zip(reversed(frames[:-1]), reversed(frames[1:]), strict=True):
-        if file == CALLER_FILE and name in CALLERS and called[0] != CALLER_FILE:
+        if (file, name) == (CALLER_FILE, CALLER):
             return RewardFunction(file=called[0], function=called[1], raised=not timed_out)
     return None
 
@@ -56,7 +56,7 @@ def raised_reward(error: RankError | None, phase: str | None) -> RewardFunction 
 def _of_rank(threads: Sequence[Stack]) -> RewardFunction | None:
     for stack in threads:
         for inner, frame in zip(stack.frames, stack.frames[1:], strict=False):
-            if frame.file == CALLER_FILE and frame.function in CALLERS and inner.file != CALLER_FILE:
+            if (frame.file, frame.function) == (CALLER_FILE, CALLER):
                 return RewardFunction(file=inner.file, function=inner.function)
     main = main_stack(threads)
     waits = main is not None and any(

@@ -15,7 +15,7 @@ OUR_FOLDERS = tuple(
     f"{OUR_ROOT}/{folder}/" for folder in ("runtime", "trainers", "watchdog", "dashboards", "cli")
 )
 BOOTSTRAP = f"{OUR_ROOT}/runtime/rank/bootstrap.py"
-INJECTION = f"{OUR_ROOT}/runtime/rank/injected_faults.py"
+INJECTION = f"{OUR_ROOT}/runtime/features/injections/_faults.py"
 """Injected faults stand for the user's own code."""
 STANDARD_LIBRARY = tuple({f"{sysconfig.get_paths()[key]}/" for key in ("stdlib", "platstdlib")})
 LIBRARIES = ("/site-packages/", "/dist-packages/")

@@ -123,7 +123,7 @@ function showMemory(run) {
   })));
   const host = run.host_memory && `${share(run.host_memory.fraction)} of ${run.host_memory.name} in use.`;
   const where = measured[0].memory.where === "device" ? "Memory of the devices: bright is now, pale the peak." : "No device: memory of the processes, shared memory included.";
-  $("#memory .lead").textContent = [where, host, ...run.facts, run.masked].filter(Boolean).join(" ");
+  $("#memory .lead").textContent = [where, host, ...run.facts].filter(Boolean).join(" ");
 }
 
 function showIncidents(incidents) {

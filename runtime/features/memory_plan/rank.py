@@ -13,7 +13,6 @@ from grpo_run.runtime.features.memory_plan.settings import MemoryPlanSettings
 from grpo_run.runtime.memory.script_settings import OriginalSettings
 from grpo_run.runtime.rank.points import RankFeature, RolloutPoints
 from grpo_run.runtime.rank.session import Session
-from grpo_run.runtime.rank.trainer_facts import TrainerFacts
 
 
 class MemoryPlanPart(RankFeature):
@@ -58,8 +57,7 @@ class MemoryPlanPart(RankFeature):
             # imports torch, which only the script may import first
             from grpo_run.runtime.rank.rollouts.generate_calls import in_sub_batches
 
-            sharded = TrainerFacts.of(trainer, session.world_size).is_sharded
-            divide = in_sub_batches(trainer, parts, sharded=sharded, warn=session.warn)
+            divide = in_sub_batches(trainer, parts, sharded=points.facts.is_sharded, warn=session.warn)
             points.turns += [divide] if divide is not None else []
 
 

@@ -20,7 +20,6 @@ from grpo_run.runtime.features.quarantine.settings import NAME, RankQuarantine
 from grpo_run.runtime.features.quarantine.shown import REASON
 from grpo_run.runtime.rank.points import RankFeature, RolloutPoints
 from grpo_run.runtime.rank.session import Session
-from grpo_run.runtime.upstream.features import SAMPLE_MASKING, is_available
 
 Row = Mapping[str, Any]
 PROMPT = "prompt"
@@ -141,7 +140,7 @@ class QuarantinePart(RankFeature):
         """Replace prompts of the trainer's rollouts, where their samples can be left out of the loss."""
         quarantine = PromptQuarantine(trainer, session, train_call)
         points.leaving.append(quarantine.row_reasons)
-        if quarantine.is_needed and is_available(SAMPLE_MASKING, trainer):
+        if quarantine.is_needed and points.facts.masking_available:
             points.inputs.append(quarantine.replace_prompts)
 
 

@@ -1,22 +1,20 @@
-"""Marks on the board what a rank is doing, by wrapping methods, reward functions and callbacks.
+"""Marks on the board what a rank is doing, by wrapping methods and callbacks.
 
 A wrapper opens a phase on the board, calls the original with its arguments unchanged, and closes the phase.
-It keeps the function's name, which TRL uses as a metric name, and its kind (coroutine or not). Called by
-`train_call.py` and `_rollout_hooks.py`. Does not change arguments or results.
+Called by `train_call.py` and `_rollout_hooks.py`. Does not change arguments or results. Reward functions have
+wrappers of their own (`_reward_functions.py`).
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
-import time
-from collections.abc import Callable, Iterator, MutableMapping
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from grpo_run.runtime.board.slot_writer import SlotWriter
 from grpo_run.runtime.rank.step.step_vote import PhaseFingerprint
-from grpo_run.runtime.upstream.async_functions import is_coroutine_function
 from grpo_run.runtime.upstream.patches import Handler, override_attributes
 from grpo_run.watchdog.observation import Phase
 
@@ -41,64 +39,6 @@ def marked(phase: Phase, slot: SlotWriter, fingerprint: PhaseFingerprint) -> Han
             slot.leave(phase)
 
     return mark
-
-
-def mark_rewards(trainer: Any, slot: SlotWriter, seconds: MutableMapping[str, float]) -> None:
-    """Mark the reward functions of a trainer. They stay so, because the script may call them between
-    `train()` calls.
-
-    Args:
-        seconds: that each has taken so far.
-    """
-    functions = getattr(trainer, "reward_funcs", None)
-    if isinstance(functions, list):
-        functions[:] = [mark_reward(function, slot, seconds) for function in functions]
-
-
-def mark_reward(
-    function: Callable[..., Any], slot: SlotWriter, seconds: MutableMapping[str, float]
-) -> Callable[..., Any]:
-    """Wrap a reward function to mark its phase, and count its time and the completions it scored.
-
-    Reward models (modules) and functions that are marked already are returned unchanged.
-    """
-    if (
-        isinstance(function, type)
-        or hasattr(function, "forward")
-        or getattr(function, "_grpo_run_marked", False)
-    ):
-        return function
-
-    def count(result: Any, began: float) -> Any:
-        seconds[wrapper.__name__] += time.perf_counter() - began
-        if hasattr(result, "__len__"):
-            slot.rewards_scored += len(result)
-        slot.publish()
-        return result
-
-    if is_coroutine_function(function):
-
-        async def marked_async(*args: Any, **kwargs: Any) -> Any:
-            began = time.perf_counter()
-            return count(await function(*args, **kwargs), began)
-
-        wrapper: Callable[..., Any] = marked_async
-    else:
-
-        def marked_call(*args: Any, **kwargs: Any) -> Any:
-            began = time.perf_counter()
-            try:
-                slot.enter(Phase.reward)
-                return count(function(*args, **kwargs), began)
-            finally:
-                slot.leave(Phase.reward)
-
-        wrapper = marked_call
-    functools.update_wrapper(wrapper, function)
-    if not hasattr(function, "__name__"):
-        wrapper.__name__ = type(function).__name__
-    wrapper._grpo_run_marked = True  # type: ignore[attr-defined]
-    return wrapper
 
 
 @contextmanager

@@ -15,8 +15,8 @@ from typing import Any
 import torch
 
 from grpo_run.runtime.rank.exact.state import ExactState
+from grpo_run.runtime.rank.generators import read_generators, write_generators
 from grpo_run.runtime.rank.resuming.identification import settings_digest
-from grpo_run.runtime.rank.rewards.generators import read_generators, write_generators
 from grpo_run.runtime.rank.session import Session
 from grpo_run.runtime.rank.step.resume import CallFacts
 from grpo_run.runtime.rank.trainer_facts import TrainerFacts

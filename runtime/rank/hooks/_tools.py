@@ -20,7 +20,6 @@ from grpo_run.runtime.rank.session import Session
 from grpo_run.runtime.rank.trainer_facts import SHARDED, TrainerFacts
 from grpo_run.runtime.upstream import trainer_names
 from grpo_run.runtime.upstream.async_functions import finished_within
-from grpo_run.runtime.upstream.features import TOOLS, is_available
 from grpo_run.runtime.upstream.patches import override_attributes
 from grpo_run.watchdog.observation import Phase
 from grpo_run.watchdog.text import reset_name, tool_name
@@ -33,7 +32,7 @@ def mark_tools(trainer: Any, facts: TrainerFacts, session: Session) -> Iterator[
     """Mark the tools and environments of a trainer for the length of the block; a trainer without them is
     left alone.
     """
-    call_tools = getattr(trainer, trainer_names.TOOL_CALLS, None) if is_available(TOOLS, trainer) else None
+    call_tools = getattr(trainer, trainer_names.TOOL_CALLS, None) if facts.tools_available else None
     if (text := uneven_turns(facts)) is not None:
         session.warn(text)
     asynchronous = _AsyncTools(session)

@@ -17,21 +17,18 @@ import wrapt
 
 from grpo_run.runtime.call_names import LOOP
 from grpo_run.runtime.errors import ConfigError
-from grpo_run.runtime.event import Event
 from grpo_run.runtime.history.events import ModelSaved
 from grpo_run.runtime.rank.hooks._no_trainer import watch_optimizer_steps, watch_state_saving
 from grpo_run.runtime.rank.points import RankFeature
-from grpo_run.runtime.rank.rollouts import caps_settings as caps
-from grpo_run.runtime.rank.rollouts.caps_settings import own_caps
 from grpo_run.runtime.rank.session import Session, current
 from grpo_run.runtime.rank.step.guard import AttemptState, guard_of
 from grpo_run.runtime.upstream import trainer_names
 from grpo_run.runtime.upstream.features import (
-    CAPS,
     EXACT_LOG,
     EXACT_ROLLOUT,
     SAMPLE_MASKING,
     TOOLS,
+    Feature,
     lacking,
     off_text,
 )
@@ -40,8 +37,7 @@ _GUARDED = "_grpo_run_guard"
 
 
 def install_guard(session: Session, features: Sequence[RankFeature] = ()) -> None:
-    """Register import hooks that wrap `Trainer.train`, constructors of trainers and, if caps are set,
-    configuration classes.
+    """Register import hooks that wrap `Trainer.train` and constructors of trainers, and let features prepare.
 
     A script that trains by itself is watched, too.
 
@@ -60,26 +56,6 @@ def install_guard(session: Session, features: Sequence[RankFeature] = ()) -> Non
             functools.partial(watch, session=session, guarded=lambda: guard.running is not None), module
         )
     wrapt.register_post_import_hook(functools.partial(wrap_train, guard=guard), "transformers.trainer")
-    if own_caps(session.config.generation).stops:
-        wrapt.register_post_import_hook(_wrap_generate, "transformers.generation.utils")
-    if session.config.generation:
-
-        def journal(event: Event) -> None:
-            if session.is_main:
-                session.journal.write(event)
-
-        def cap(name: str, loaded: Any) -> None:
-            caps.install(getattr(loaded, name), session.config.generation, journal)
-
-        for module, name in (("grpo_config", "GRPOConfig"), ("rloo_config", "RLOOConfig")):
-            wrapt.register_post_import_hook(functools.partial(cap, name), f"trl.trainer.{module}")
-
-
-def _wrap_generate(module: Any) -> None:
-    """Wrap `generate` before a script can keep it in a function of its own."""
-    from grpo_run.runtime.rank.rollouts import generate_calls
-
-    generate_calls.install()
 
 
 def wrap_train(module: Any, guard: AttemptState) -> None:
@@ -150,10 +126,9 @@ def check_trainer(session: Session, trainer: Any, features: Sequence[RankFeature
     """Check that the trainer can be guarded and that the run's settings reached it.
 
     Raises:
-        ConfigError: a generation cap, a setting of a feature or the expected parallelism did not take effect,
-            or the trainer lacks a method that the guard wraps.
+        ConfigError: a setting of a feature or the expected parallelism did not take effect, or the trainer
+            lacks a method that the guard wraps.
     """
-    caps.check(trainer, session.config.generation)
     for feature in features:
         feature.check_trainer(session, trainer)
     expected = session.config.expected_distributed_type
@@ -167,15 +142,13 @@ def check_trainer(session: Session, trainer: Any, features: Sequence[RankFeature
         raise ConfigError(
             f"{type(trainer).__name__} lacks {', '.join(missing)}: not a Trainer this release can guard"
         )
-    _warn_of_features(session, trainer)
+    _warn_of_features(session, trainer, [need for feature in features for need in feature.needs(session)])
 
 
-def _warn_of_features(session: Session, trainer: Any) -> None:
+def _warn_of_features(session: Session, trainer: Any, needed: Sequence[Feature]) -> None:
     """Name each feature that would act on this trainer, and is off because the release lacks a name."""
     warn = session.warn if session.settings.attempt == 0 else session.warn_in_journal
-    concerned = [EXACT_LOG, EXACT_ROLLOUT, SAMPLE_MASKING]
-    if session.config.generation:
-        concerned.append(CAPS)
+    concerned = [EXACT_LOG, EXACT_ROLLOUT, SAMPLE_MASKING, *needed]
     if getattr(trainer, "tools", None):
         concerned.append(TOOLS)
     for feature in concerned:

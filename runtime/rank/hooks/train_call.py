@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from transformers import TrainerCallback
@@ -30,7 +30,6 @@ from grpo_run.runtime.rank.memory_facts import publish_facts
 from grpo_run.runtime.rank.points import CallPoints
 from grpo_run.runtime.rank.resuming import request
 from grpo_run.runtime.rank.resuming.renamed_weights import restore_renamed_weights
-from grpo_run.runtime.rank.rollouts.capping import capping_of
 from grpo_run.runtime.rank.saving.saver import Saver
 from grpo_run.runtime.rank.saving.trainer_contents import TrainerContents, save_through
 from grpo_run.runtime.rank.session import Session
@@ -130,19 +129,18 @@ def run_train_call(
     if (text := order_warning(trainer, facts)) is not None and session.world_size > 1:
         session.warn(text)
     with ExitStack() as hooks:
-        points = CallPoints(train_call=call.ordinal, trainer=trainer, facts=facts, hooks=hooks)
+        points = CallPoints(
+            train_call=call.ordinal, trainer=trainer, facts=facts, models=[trainer.model], hooks=hooks
+        )
         step_vote = StepVote(session, guard.requests, points)
         exact = ExactState(
             trainer, rank=session.rank, world_size=session.world_size, warn=session.warn, features=points
         )
         exact.script_decides_anew = resume.decides_anew
         hooks.callback(exact.close)
-        if session.injector is not None:
-            session.injector.prepare(session.votes.maximum)
-            hooks.enter_context(session.injector.attached(trainer))
-        hooks.enter_context(rollouts_hooked(trainer, facts, guard, call.ordinal, step_vote))
         for feature in guard.features:
             feature.call(session, points)
+        hooks.enter_context(rollouts_hooked(trainer, facts, guard, call.ordinal, step_vote))
         hooks.enter_context(record_model_activity(trainer, session, points.forward_passes))
         warn_once = functools.cache(session.warn_in_journal if session.is_main else lambda text: None)
         hooks.enter_context(input_gradients.one_hook_per_model(lambda: warn_once(HOOK_REPLACED)))
@@ -208,6 +206,5 @@ def run_inner_call(
     its own would not identify it: a resumed run makes only the inner calls of the steps that are left.
     """
     guard.warn_of_inner_call(trainer)
-    caps = capping_of(trainer, guard.session, None)
-    with record_model_activity(trainer, guard.session), caps.applied() if caps else nullcontext():
+    with record_model_activity(trainer, guard.session):
         return original(trainer, script_argument, None, *args, **kwargs)

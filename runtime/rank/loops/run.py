@@ -169,14 +169,15 @@ class SupervisedLoop:
         )
         agreed = agree_on_resume(session, call, None, facts, claimed=guard.claimed)
         self._call, resume = guard.recognize(call, agreed.choice.ordinal), agreed.choice
-        if session.injector is not None:
-            session.injector.prepare(session.votes.maximum)
-            modules = self._state.modules.values()
-            self._hooks.enter_context(session.injector.attached_to_loop(self._leave_early, modules))
         self._contents = LoopContents(
             session, self._call, self._state, limit=save_total_limit, write_rank_state=self._write_rank_state
         )
-        self._points = CallPoints(train_call=self._call.ordinal, trainer=None, hooks=self._hooks)
+        self._points = CallPoints(
+            train_call=self._call.ordinal,
+            models=self._state.modules.values(),
+            hooks=self._hooks,
+            leave_loop=self._leave_early,
+        )
         for feature in guard.features:
             feature.call(session, self._points)
         self._logs = LoopLogs(session, self._points, step=lambda: self.step + 1)
@@ -267,8 +268,6 @@ class SupervisedLoop:
     def begin_step(self) -> None:
         """Publish that the body of a step begins; its data has been read."""
         self._events.step_begins(self.step + 1)
-        if self._session.injector is not None:
-            self._session.injector.on_body(self.step + 1)
 
     def commit(self) -> None:
         """Count the step in progress: vote on it, and save what is due. Collective.
@@ -383,7 +382,7 @@ class SupervisedLoop:
         )
 
     def _leave_early(self) -> None:
-        """Injected: stop iterating after the present step, on this rank alone."""
+        """Stop iterating after the present step, on this rank alone: a fault that a feature causes."""
         self._leaves_early = True
 
     def _before_optimizer(self) -> None:

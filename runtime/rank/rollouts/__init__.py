@@ -1,9 +1,6 @@
-"""Rollouts of GRPO and RLOO trainers: caps and sample masking.
+"""Rollouts of GRPO and RLOO trainers: what the core and several features need of them.
 
-Start with `capping.py`, which ends completions (`criteria.py`, `deadline.py`, `_rollout.py`; settings in
-`caps_settings.py`), and `sample_masking.py`, which leaves samples out of baseline and loss
-(`_masking_selection.py` decides which). `_prompts.py` checks the length of prompts, `generate_calls.py`
-changes calls of `generate`, and `counting.py` counts what they return.
-
-`runtime/rank/hooks/_rollout_hooks.py` enters them in their order. Generates nothing itself.
+`generate_calls.py` changes calls of `generate`, `counting.py` counts what they return, and `limits.py` finds
+completions that repeat themselves and generations that take too long.
+`runtime/rank/hooks/_rollout_hooks.py` puts them, and features, around a trainer's methods.
 """

@@ -1,7 +1,7 @@
 """Count on the board what the rollouts of a trainer generate: tokens, completions, and why these ended.
 
 `runtime/rank/hooks/_rollout_hooks.py` puts the handler around `_generate`. Rollouts of an evaluation count
-too. Reads only what the trainer returns, and the reasons of its caps; changes neither.
+too. Reads only what the trainer returns, and the reasons that features know; changes neither.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from collections.abc import Callable
 from typing import Any
 
 from grpo_run.runtime.board.slot_writer import SlotWriter
-from grpo_run.runtime.rank.rollouts.capping import Capping
+from grpo_run.runtime.rank.points import EndReasons
 from grpo_run.runtime.upstream import rollout_names
 from grpo_run.runtime.upstream.patches import Handler
 from grpo_run.watchdog.observation import EndReason
 
 
-def counted(trainer: Any, slot: SlotWriter, caps: Capping | None) -> Handler:
+def counted(trainer: Any, slot: SlotWriter, ends: EndReasons) -> Handler:
     """Return a handler that counts the rollouts of a trainer.
 
     Args:
-        caps: know why completions ended; without them the tokens tell.
+        ends: says why completions ended; otherwise their tokens tell.
     """
 
     def count(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -33,19 +33,19 @@ def counted(trainer: Any, slot: SlotWriter, caps: Capping | None) -> Handler:
         if found is None:
             return generated
         prompts, completions = found
-        reasons = None if caps is None else caps.end_reasons()
-        if reasons is None:  # as `end_reason` of `_rollout.py` has it, without a call for each row
+        reasons = ends()
+        if reasons is None:
             end_tokens = rollout_names.end_tokens(trainer)
             longest = getattr(trainer, "max_completion_length", None) or sys.maxsize
             cut = sum(len(tokens) >= longest and tokens[-1] not in end_tokens for tokens in completions)
-            ends = {EndReason.length: cut, EndReason.eos: len(completions) - cut}
+            counts = {EndReason.length: cut, EndReason.eos: len(completions) - cut}
         else:
-            ends = Counter(reasons)
+            counts = Counter(reasons)
         prompt_tokens = sum(map(len, prompts))
         slot.prompt_tokens += prompt_tokens
         slot.prompt_length = prompt_tokens / len(prompts) if prompts else math.nan
         slot.tokens_generated += sum(map(len, completions))
-        for reason, number in ends.items():
+        for reason, number in counts.items():
             name = f"ended_{reason.value}"
             setattr(slot, name, getattr(slot, name) + number)
         slot.publish()

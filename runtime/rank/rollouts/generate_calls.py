@@ -1,28 +1,25 @@
 """Change transformers' `generate` during a trainer's turn: add a criterion, divide it into parts.
 
-`install` wraps `GenerationMixin.generate` once. `turn` says for which block a criterion is added to those
-that the script passes, and `in_parts` for which block a call is divided; each part then has a criterion of
-its own. Only the outermost call in this thread is changed: a model that a tool or a reward uses, or an
+`install` wraps `GenerationMixin.generate` once. `with_criteria` says for which block a criterion is added to
+those that the script passes, and `in_parts` for which block a call is divided; each part then has a criterion
+of its own. Only the outermost call in this thread is changed: a model that a tool or a reward uses, or an
 assistant model inside the call, generates as ever. Rows keep their padding, so greedy decoding generates
-the same tokens; parts that sample draw other random numbers than the whole. Called by `capping.py`, and by
-`runtime/rank/hooks/_rollout_hooks.py`, which puts `in_sub_batches` around each turn, inside the caps.
+the same tokens; parts that sample draw other random numbers than the whole.
+`in_sub_batches` is for the memory plan, and is called around each turn, inside the caps.
 """
 
 from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, TypeVar
 
 import torch
-from transformers import GenerationMixin, StoppingCriteriaList
+from transformers import GenerationMixin
 
-from grpo_run.runtime.errors import ConfigError
-from grpo_run.runtime.rank.rollouts._rollout import Cut
-from grpo_run.runtime.rank.rollouts.criteria import CapCriteria
 from grpo_run.runtime.upstream.patches import Handler
 
 ROWS = frozenset({"inputs", "input_ids", "attention_mask", "token_type_ids", "position_ids"})
@@ -87,74 +84,6 @@ def joined(results: Sequence[torch.Tensor], arguments: Mapping[str, Any]) -> tor
     )
 
 
-MakeCriteria = Callable[[int, Collection[int], int], CapCriteria]
-"""Makes a criterion, from the length of the prompt, the tokens that end a completion or fill it up, and the
-decoding steps of the turn's earlier parts."""
-
-
-class Turn:
-    """One turn: the criterion that its call of `generate` gets; one for each part if it is divided.
-
-    Args:
-        criteria: makes a criterion.
-        end_tokens: the tokens that end a completion.
-    """
-
-    def __init__(self, criteria: MakeCriteria, end_tokens: Collection[int]) -> None:
-        self._make = criteria
-        self._end_tokens = end_tokens
-        self._parts: list[tuple[int, CapCriteria]] = []
-        """Rows and criterion of each part."""
-
-    @property
-    def steps(self) -> int:
-        """Decoding steps so far."""
-        return sum(criteria.steps for _, criteria in self._parts)
-
-    @property
-    def begun(self) -> bool:
-        """Whether `generate` was called."""
-        return bool(self._parts)
-
-    def cuts(self, lengths: Sequence[int]) -> list[Cut | None]:
-        """Return where and why each completion was ended, as `CapCriteria.cuts` does.
-
-        Args:
-            lengths: of the completions as generated.
-        """
-        cuts: list[Cut | None] = []
-        for rows, criteria in self._parts:
-            cuts += criteria.cuts(list(lengths[len(cuts) : len(cuts) + rows]))
-        return cuts
-
-    def add_to(self, arguments: dict[str, Any], *, part: bool = False) -> None:
-        """Add a criterion to the arguments of a call.
-
-        Args:
-            part: the call is one part of a call.
-
-        Raises:
-            ConfigError: a second call in this turn: which completion a row belongs to is then not known.
-        """
-        if self._parts and not part:
-            raise ConfigError(
-                "caps on repetition and time need a model that generates a batch in one call of transformers'"
-                " `generate`; this model calls it several times. Use grpo_run.trainers.caps in its loop"
-                " instead"
-            )
-        own = arguments.get("stopping_criteria") or []
-        end_tokens = set(self._end_tokens)
-        config = arguments.get("generation_config")
-        padding = getattr(config, "pad_token_id", None)
-        if own and padding is not None:
-            end_tokens.add(padding)  # the script's criteria end completions without a token of their own
-        others = arguments.get("kwargs", {})
-        prompts = others["input_ids"] if "input_ids" in others else arguments["inputs"]
-        criteria = self._make(prompts.shape[1], end_tokens, self.steps)
-        self._parts.append((len(prompts), criteria))
-        arguments["stopping_criteria"] = StoppingCriteriaList([*own, criteria])
-
-
 class Parts:
     """Into how many parts the calls of a block are divided.
 
@@ -169,9 +98,12 @@ class Parts:
         self.whole = 0
 
 
+AddCriteria = Callable[[dict[str, Any], bool], None]
+"""Adds a criterion to the arguments of a call of `generate`, or of one part of a call, which the second value
+says."""
 Value = TypeVar("Value")
 _INSTALLED = "_grpo_run_caps"
-_turn: ContextVar[Turn | None] = ContextVar("grpo_run_turn", default=None)
+_criteria: ContextVar[AddCriteria | None] = ContextVar("grpo_run_criteria", default=None)
 _parts: ContextVar[Parts | None] = ContextVar("grpo_run_parts", default=None)
 
 
@@ -185,19 +117,10 @@ def _bound(variable: ContextVar[Value | None], value: Value | None) -> Iterator[
 
 
 @contextmanager
-def turn(present: Turn) -> Iterator[None]:
-    """Add the criterion of this turn to the next call of `generate` in the block.
-
-    Raises:
-        ConfigError: the block ended and transformers' `generate` was not called.
-    """
-    with _bound(_turn, present):
+def with_criteria(add: AddCriteria) -> Iterator[None]:
+    """Add criteria to the next call of `generate` in the block."""
+    with _bound(_criteria, add):
         yield
-    if not present.begun:
-        raise ConfigError(
-            "caps on repetition and time did not take effect: the model does not generate with transformers'"
-            " `generate`. Use grpo_run.trainers.caps in its loop instead"
-        )
 
 
 @contextmanager
@@ -213,7 +136,7 @@ def in_parts(count: int) -> Iterator[Parts]:
 
 
 def install() -> None:
-    """Let transformers' `generate` look for a turn and for parts. A second call has no effect.
+    """Let transformers' `generate` look for criteria and for parts. A second call has no effect.
 
     It stays: a script may keep the method in a function of its own, which would then be another one than that
         of the class.
@@ -225,19 +148,19 @@ def install() -> None:
 
     @functools.wraps(original)
     def generate(self: Any, *args: Any, **kwargs: Any) -> Any:
-        present, parts = _turn.get(), _parts.get()
-        if present is None and parts is None:
+        add, parts = _criteria.get(), _parts.get()
+        if add is None and parts is None:
             return original(self, *args, **kwargs)
         call = signature.bind_partial(self, *args, **kwargs)
-        with _bound(_turn, None), _bound(_parts, None):
-            return _generate(original, call, present, parts)
+        with _bound(_criteria, None), _bound(_parts, None):
+            return _generate(original, call, add, parts)
 
     setattr(generate, _INSTALLED, True)
     GenerationMixin.generate = generate
 
 
 def _generate(
-    original: Callable[..., Any], call: inspect.BoundArguments, turn: Turn | None, parts: Parts | None
+    original: Callable[..., Any], call: inspect.BoundArguments, add: AddCriteria | None, parts: Parts | None
 ) -> Any:
     """Generate, in one call or in parts, each with its criterion."""
     calls = [call.arguments]
@@ -247,8 +170,8 @@ def _generate(
         parts.whole += len(calls) == 1 and parts.count > 1
     results = []
     for arguments in calls:
-        if turn is not None:
-            turn.add_to(arguments, part=len(calls) > 1)
+        if add is not None:
+            add(arguments, len(calls) > 1)
         call.arguments = arguments
         results.append(original(*call.args, **call.kwargs))
     return results[0] if len(results) == 1 else joined(results, calls[0])

@@ -17,14 +17,14 @@ from typing import Any
 
 from grpo_run.runtime.checkpoints.manifest import TrainCall, mark_finished
 from grpo_run.runtime.errors import CheckpointError
-from grpo_run.runtime.history.events import RolloutTimedOut, TrainEnded, TrainStarted
+from grpo_run.runtime.history.events import TrainEnded, TrainStarted
 from grpo_run.runtime.rank.memory.cleanup import HostCaches, StepCleanup
 from grpo_run.runtime.rank.memory.cleanup_policy import CleanupNeed
 from grpo_run.runtime.rank.points import CallPoints
 from grpo_run.runtime.rank.saving.saver import Saver
 from grpo_run.runtime.rank.session import Session
 from grpo_run.runtime.rank.step.step_vote import NO_REQUESTS, StepVote
-from grpo_run.runtime.rank.vote import ControlRequests, VoteResult, either
+from grpo_run.runtime.rank.vote import ControlRequests, either
 from grpo_run.watchdog.observation import Phase, RankState
 
 
@@ -160,7 +160,6 @@ class StepEvents:
         if self._points.alarm is not None or any(requests):
             own = self._step_vote.collect()
         self._saver.decide(step, agreed.flags)
-        self._journal_timed_out(agreed)
         return agreed.asked_by_some if own is None else either(agreed.asked_by_some, own.asked_by_all)
 
     def checkpoint(self) -> None:
@@ -177,11 +176,6 @@ class StepEvents:
         self._step_vote.collect()
         self._session.slot.state = RankState.between
         self._session.slot.publish()
-
-    def _journal_timed_out(self, agreed: VoteResult) -> None:
-        """Journal, on rank 0, that a deadline has ended a rollout of the step before."""
-        if agreed.flags.timed_out and self._session.is_main:
-            self._session.journal.write(RolloutTimedOut(rank=self._session.rank, step=agreed.step))
 
     def _make_cleanup(self, every: int) -> StepCleanup:
         session = self._session

@@ -15,7 +15,7 @@ from statistics import fmean
 from typing import Any
 
 from grpo_run.runtime.history.events import step_logged
-from grpo_run.runtime.history.rewards import MOST_FUNCTIONS, OTHER
+from grpo_run.runtime.history.totals import MOST_FUNCTIONS, OTHER
 from grpo_run.runtime.rank.session import Session
 from grpo_run.watchdog.rank_metrics import LOGGED
 

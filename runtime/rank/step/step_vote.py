@@ -74,11 +74,6 @@ class StepVote:
         self._requests = requests
         self._result = NO_RESULT
         self._in_progress = False
-        self._timed_out = False
-
-    def report_timed_out(self) -> None:
-        """Report in the next vote that a deadline has ended a rollout on this rank."""
-        self._timed_out = True
 
     def start(
         self,
@@ -108,11 +103,9 @@ class StepVote:
             save=save and not result.flags.save,
             snapshot=snapshot,
             alarm=self._points.alarm is not None,
-            timed_out=self._timed_out,
             collect=cleanup.collect,
             release=cleanup.release,
         )
-        self._timed_out = False
         self._in_progress = True
         vote = Vote(step=step, fingerprint=self.fingerprint.take(), flags=flags, requests=requests)
         self._session.votes.start(vote)

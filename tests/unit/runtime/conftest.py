@@ -61,7 +61,7 @@ def session(
 
     settings = make_settings()
     made = SimpleNamespace(
-        keep_process_group=lambda: None, record_imports=lambda: None, injector=None,
+        keep_process_group=lambda: None, record_imports=lambda: None,
         board=board, slot=slot, journal=journal, settings=settings, config=settings.config,
         rank=0, world_size=1, local_world_size=1, rejected_checkpoints=0, own_steps=0, left=None,
         script_ended=False,

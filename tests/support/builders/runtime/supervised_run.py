@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 from grpo_run.runtime.board.slot_writer import SlotWriter
+from grpo_run.runtime.features import modules
 from grpo_run.runtime.history.lifecycle import RunState
 from grpo_run.runtime.history.run_directory import RunDirectory
 from grpo_run.runtime.launch.config import RunConfig
@@ -65,6 +66,8 @@ class SupervisedRun:
             local_world_size=2,
             notify=self.messages.append,
             observe_exit=lambda pids, connections: self.remaining,
+            parts=[module.PART() for module in modules("events")],
+            features=[module.PART for module in modules("supervisor")],
         )
         self.remaining: ExitFacts | None = None
         self.supervisor.begin(world_size_local=2, accept_change=False)

@@ -1,14 +1,25 @@
-"""An injector whose journal also has the order of all that happens, and the steps that it is led through."""
+"""A rank with injections whose journal also has the order of all that happens, and the steps that it is led
+through.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Iterator
+from contextlib import ExitStack, contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 from grpo_run.runtime.event import Event
-from grpo_run.runtime.launch.injections import parse_all
-from grpo_run.runtime.rank.injector import Injector
+from grpo_run.runtime.features.injections.rank import PART
+from grpo_run.runtime.features.injections.settings import InjectionSettings, RankInjections
+from grpo_run.runtime.rank.points import CallPoints
 from grpo_run.watchdog.observation import Phase
+
+STEP = [
+    Phase.data, Phase.forward_backward, Phase.score, Phase.generate, Phase.reward, Phase.reward, Phase.vote,
+    Phase.optimizer, Phase.vote,
+]  # fmt: skip
+"""The phases of a GRPO step, in order. A reward function is a phase inside the phase of all rewards."""
 
 
 class Log:
@@ -26,27 +37,50 @@ class Log:
         self.lines.append("on disk")
 
 
-def make(
-    log: Log, *texts: str, rank: int = 1, world_size: int = 3, fired: Collection[str] = (), **more: Any
-) -> Injector:
-    """Return the injector of one rank."""
-    return Injector(parse_all(texts), rank=rank, world_size=world_size, journal=log, fired=fired, **more)
+class InjectedRank:
+    """One rank of a run, as far as injections use its session.
 
+    It is its own slot of the board.
 
-def alone(number: int) -> int:
-    """Return the maximum over one rank."""
-    return number
+    Attributes:
+        open_phases: on the board.
+        maximum: the largest of all ranks' values.
+    """
 
+    def __init__(
+        self, log: Log, *texts: str, rank: int = 1, world_size: int = 3, fired: Collection[str] = ()
+    ) -> None:
+        self.open_phases: tuple[Phase, ...] = ()
+        self.maximum: Callable[[int], int] = int
+        told = {"injections": RankInjections(fired=tuple(fired)).model_dump()}
+        session: Any = SimpleNamespace(
+            rank=rank, world_size=world_size, journal=log, slot=self,
+            votes=SimpleNamespace(maximum=lambda number: self.maximum(number)),
+            config=SimpleNamespace(of=lambda settings: InjectionSettings(inject=texts)),
+            settings=SimpleNamespace(features=told),
+        )  # fmt: skip
+        self.step = 0
+        self.on_enter: Callable[[Phase], None] = lambda phase: None
+        self._part = type(PART)()
+        self._session = session
+        self._part.script_begins(session)
 
-STEP = [
-    Phase.data, Phase.forward_backward, Phase.score, Phase.generate, Phase.reward, Phase.reward, Phase.vote,
-    Phase.optimizer, Phase.vote,
-]  # fmt: skip
-"""The phases of a GRPO step, in order. A reward function is a phase inside the phase of all rewards."""
+    def enter(self, phase: Phase, step: int) -> None:
+        """Enter a phase while a step is in progress."""
+        self.step = step - 1
+        self.on_enter(phase)
 
+    def steps(self, first: int, last: int) -> None:
+        """Enter the phases of whole steps, as a guarded trainer does."""
+        for step in range(first, last + 1):
+            for phase in STEP:
+                self.enter(phase, step)
 
-def steps(injector: Injector, first: int, last: int) -> None:
-    """Enter the phases of whole steps, as a guarded trainer does."""
-    for step in range(first, last + 1):
-        for phase in STEP:
-            injector.on_phase(phase, step)
+    @contextmanager
+    def call(self, *models: Any, trainer: Any = None) -> Iterator[None]:
+        """Enter a call: that of a trainer, or a loop."""
+        leave = None if trainer else lambda: None
+        with ExitStack() as hooks:
+            points = CallPoints(train_call=1, trainer=trainer, models=models, hooks=hooks, leave_loop=leave)
+            self._part.call(self._session, points)
+            yield

@@ -62,7 +62,7 @@ KINDS: dict[str, dict[str, str]] = {
                  "location": "/home/u/train.py:12:collect", "traceback": SCRIPT},
 }  # fmt: skip
 """What a rank may have raised."""
-WRAPPERS = {"wrapper": "call_in_rank", "waiting-wrapper": "_until_deadline", "async-wrapper": "served_async"}
+WRAPPERS = {"wrapper": "called_in_rank", "outer-wrapper": "marked_async"}
 MEBIBYTE = 1 << 20
 LIMIT = LimitUse(
     name="the memory cgroup /job", limit_bytes=700 * MEBIBYTE, usage_bytes=690 * MEBIBYTE,
@@ -250,7 +250,7 @@ class DiagnosisShell:
     def raised_in(self, phase: str, kind: str, bases: str, caller: str = CALLER_FILE) -> str:
         """The reward function that has raised an exception of this kind in a phase."""
         traceback = (
-            f'Traceback (most recent call last):\n  File "{caller}", line 9, in call_in_rank\n    f()\n'
+            f'Traceback (most recent call last):\n  File "{caller}", line 9, in called_in_rank\n    f()\n'
             '  File "/me/train.py", line 3, in judge\n    wait()\n'
             f'  File "/lib/futures.py", line 3, in wait\n{kind}: 6 (of 8) futures unfinished\n'
         )

@@ -18,7 +18,6 @@ from grpo_run.dashboards.metrics.catalogue import ALL_METRICS, LABELS, RUN_METRI
 from grpo_run.dashboards.metrics.labels import DECIDED_ACTIONS, INCIDENT_CAUSES
 from grpo_run.runtime.features import modules
 from grpo_run.runtime.history.recovery import Recovery
-from grpo_run.runtime.history.rewards import RewardLatency
 from grpo_run.runtime.history.status import RunStatus
 from grpo_run.runtime.metrics import Metric, RunObservation
 from grpo_run.watchdog.observation import Slot
@@ -165,7 +164,18 @@ class SamplesShell:
         """So many reward functions."""
         names = [f"reward{number:02}" for number in range(int(count))]
         for name in names:
-            self.run.history.rewards.latencies[0, 0, name] = RewardLatency(calls=1, total_seconds=2.0)
+            self.run.history.apply(
+                as_event(
+                    {
+                        "event": "reward_latency",
+                        "time": 200.0,
+                        "function": name,
+                        "calls": 1,
+                        "total_seconds": 2.0,
+                        "longest_seconds": 2.0,
+                    }
+                )
+            )
         logged = {name: {"mean": 0.25, "std": 0.5} for name in names}
         self.run.history.apply(as_event({"event": "step_logged", "time": 200.0, "reward_functions": logged}))
 

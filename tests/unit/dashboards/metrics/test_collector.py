@@ -11,10 +11,10 @@ from prometheus_client.openmetrics.exposition import generate_latest as generate
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families
 from structlog.testing import capture_logs
+from support.journal import as_event
 
 from grpo_run.dashboards.metrics._collector import ObservationFailed, RunCollector, exposition
 from grpo_run.dashboards.metrics.catalogue import ALL_METRICS
-from grpo_run.runtime.history.rewards import RewardLatency
 from grpo_run.runtime.history.status import RunStatus
 from grpo_run.watchdog.observation import RankState
 
@@ -89,7 +89,8 @@ def test_every_metric_of_the_catalogue_is_exported(make_slot: Any, make_status: 
 def test_the_page_has_what_prometheus_client_would_write(make_slot: Any, make_status: Any) -> None:
     """The same families, samples and texts, with a name that has to be escaped and a value without limit."""
     status = make_status(make_slot(0, loss=float("inf")))
-    status.history.rewards.latencies[0, 0, 'a"b\\c\nd'] = RewardLatency(calls=1, total_seconds=1e-9)
+    calls = {"event": "reward_latency", "calls": 1, "total_seconds": 1e-9, "longest_seconds": 1e-9}
+    status.history.apply(as_event({**calls, "time": 200.0, "function": 'a"b\\c\nd'}))
     collector = collector_of(status)
     expected = list(text_string_to_metric_families(generate_latest(collector.registry).decode()))
     assert list(text_string_to_metric_families(exposition(collector.collect()))) == expected

@@ -20,13 +20,16 @@ from grpo_run.runtime.launching.reading import history_parts
 
 HERE = Path(__file__).parent
 FEATURES = {
+    "injections_fired": "FiredInjections.texts",
     "quarantine": "Quarantine",
+    "reward_failures": "RewardFailures",
     "tracker_runs": "TrackerRuns.names",
     "growth": "GrownPhases.found",
     "memory_trace": "MemoryFindings",
     "memory_plan": "PlanRecord",
     "guard_trips": "GuardTrips.counts",
     "nonfinite_refused": "GuardTrips.nonfinite_refused",
+    "masked": "MaskedSamples",
 }
 """What features replay now, by the field of that history: a part, or a field of it."""
 

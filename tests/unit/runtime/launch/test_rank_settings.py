@@ -10,7 +10,6 @@ import pydantic
 import pytest
 
 from grpo_run.runtime.launch.config import Budget, Timeouts
-from grpo_run.runtime.launch.injections import parse_injection
 from grpo_run.runtime.launch.rank_settings import VARIABLE, RankSettings
 from grpo_run.watchdog.stalls.deadlines import DeadlineSettings
 
@@ -58,7 +57,7 @@ def test_the_whole_configuration_is_carried_without_the_environment(
         environment={"HF_TOKEN": "hf_secret"}, budget=Budget(failures_without_progress=7),
         timeouts=Timeouts(vote_seconds=20.0),
         deadlines=DeadlineSettings(floor_seconds=3.0, ceiling_seconds=90.0),
-        injections=(parse_injection("hang@rank1:step7"),), snapshot_directory=Path("/dev/shm/x"),
+        features={"injections": {"inject": ["hang@rank1:step7"]}}, snapshot_directory=Path("/dev/shm/x"),
         snapshot_every=5,
         resume_from="other", shown_ranks=frozenset({1, 0}),
     )  # fmt: skip

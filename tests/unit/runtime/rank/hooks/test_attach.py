@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import replace
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -16,6 +15,7 @@ from grpo_run.runtime.call_names import LOOP
 from grpo_run.runtime.errors import ConfigError
 from grpo_run.runtime.rank.hooks import attach, train_call
 from grpo_run.runtime.rank.hooks.attach import check_trainer, wrap_train
+from grpo_run.runtime.rank.points import RankFeature
 from grpo_run.runtime.rank.step.guard import AttemptState
 from grpo_run.runtime.upstream import features, trainer_names
 
@@ -123,9 +123,19 @@ def test_a_trainer_without_the_wrapped_methods_is_rejected(session: Any) -> None
         check_trainer(session, SimpleNamespace(args=SimpleNamespace()))
 
 
-@pytest.mark.parametrize(("generation", "tools"), [({}, None), ({"repetition": 64}, None), ({}, [print])])
+class Needing(RankFeature):
+    """A part that needs something of TRL."""
+
+    name = "needing"
+
+    def needs(self, session: Any) -> tuple[features.Feature, ...]:
+        """Return it."""
+        return (features.CAPS,)
+
+
+@pytest.mark.parametrize(("parts", "tools"), [((), None), ((Needing(),), None), ((), [print])])
 def test_features_that_a_release_lacks_are_named_in_the_first_attempt(
-    session: Any, monkeypatch: pytest.MonkeyPatch, generation: dict[str, int], tools: Any
+    session: Any, monkeypatch: pytest.MonkeyPatch, parts: tuple[RankFeature, ...], tools: Any
 ) -> None:
     """Each that would act on this trainer, in one line; later attempts only have it in the journal."""
     kind = type("GRPOTrainer", (), dict.fromkeys((*trainer_names.TRAINER_METHODS, "_step", "num_iterations")))
@@ -134,13 +144,12 @@ def test_features_that_a_release_lacks_are_named_in_the_first_attempt(
     monkeypatch.setattr(session, "warn", said.append)
     monkeypatch.setattr(session, "warn_in_journal", lambda text: None)
     monkeypatch.setattr(features, "version", lambda name: "0.28.0")
-    session.config = replace(session.config, generation=generation)
-    check_trainer(session, trainer)
+    check_trainer(session, trainer, parts)
     expected = [features.EXACT_ROLLOUT, features.SAMPLE_MASKING]
-    expected += [features.CAPS] * bool(generation) + [features.TOOLS] * bool(tools)
+    expected += [features.CAPS] * len(parts) + [features.TOOLS] * bool(tools)
     assert [text.partition(", which needs ")[0] for text in said] == [f"off: {one.text}" for one in expected]
     assert "_buffered_inputs" in said[0]
     said.clear()
     session.settings = session.settings.model_copy(update={"attempt": 1})
-    check_trainer(session, trainer)
+    check_trainer(session, trainer, parts)
     assert said == []

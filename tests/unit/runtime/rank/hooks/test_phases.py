@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-import functools
 import inspect
-from collections import Counter
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -13,120 +10,12 @@ from typing import Any
 import pytest
 
 from grpo_run.runtime.board.slot_writer import SlotWriter
-from grpo_run.runtime.rank.hooks._phases import callback_name, mark_callbacks, mark_reward, marked
+from grpo_run.runtime.rank.hooks._phases import callback_name, mark_callbacks, marked
 from grpo_run.runtime.rank.step.step_vote import PhaseFingerprint
 from grpo_run.runtime.upstream.patches import wrapped_methods
 from grpo_run.watchdog.observation import Phase, Slot
 
 Reading = Callable[[], Slot]
-
-
-def length_reward(completions: list[str], **kwargs: Any) -> list[float]:
-    """A user's reward function."""
-    return [float(len(text)) for text in completions]
-
-
-async def slow_reward(completions: list[str], **kwargs: Any) -> list[float]:
-    """A user's asynchronous reward function."""
-    await asyncio.sleep(0)
-    return [1.0] * len(completions)
-
-
-class Judge:
-    """A user's callable object."""
-
-    value = 1.0
-
-    def __call__(self, completions: list[str], **kwargs: Any) -> list[float]:
-        return [self.value] * len(completions)
-
-
-class AsyncJudge:
-    """A callable object whose `__call__` is a coroutine function."""
-
-    async def __call__(self, completions: list[str], **kwargs: Any) -> list[float]:
-        return [2.0] * len(completions)
-
-
-class Module:
-    """An object that looks like a reward model."""
-
-    def forward(self) -> None: ...
-
-    def __call__(self) -> None: ...
-
-
-@pytest.mark.parametrize(
-    ("function", "name", "rewards"),
-    [
-        (length_reward, "length_reward", [1.0, 2.0]),
-        (slow_reward, "slow_reward", [1.0, 1.0]),
-        (Judge(), "Judge", [1.0, 1.0]),
-        (AsyncJudge(), "AsyncJudge", [2.0, 2.0]),
-        (functools.partial(length_reward, extra=1), "partial", [1.0, 2.0]),
-    ],
-)
-def test_a_reward_keeps_its_name_its_kind_and_its_signature(
-    slot: SlotWriter, function: Any, name: str, rewards: list[float]
-) -> None:
-    """TRL uses the name for a metric, inspects the signature, and gathers coroutines. An object's state is
-    that of the moment; all completions are counted.
-    """
-    wrapped = mark_reward(function, slot, Counter())
-    assert wrapped.__name__ == name
-    assert inspect.signature(wrapped) == inspect.signature(function)
-    assert inspect.iscoroutinefunction(wrapped) is (name in ("slow_reward", "AsyncJudge"))
-    result: Any = wrapped(["a", "bc"])
-    assert (asyncio.run(result) if inspect.iscoroutine(result) else result) == rewards
-    assert slot.rewards_scored == 2
-    if isinstance(function, Judge):
-        function.value = 3.0
-        assert wrapped(["a"]) == [3.0]
-        function.value = 1.0
-
-
-def test_a_reward_marks_its_phase_and_counts(slot: SlotWriter, reading: Reading) -> None:
-    """The phase is open while the function runs; its completions are counted afterwards."""
-    during: list[Phase | None] = []
-
-    def reward(completions: list[str]) -> list[float]:
-        during.append(reading().phase)
-        return [0.0] * len(completions)
-
-    slot.enter(Phase.score)
-    mark_reward(reward, slot, Counter())(["a", "b", "c"])
-    assert during == [Phase.reward]
-    assert reading().phase is Phase.score
-    assert reading().rewards_scored == 3
-
-
-def test_a_rewards_exception_closes_the_phase(slot: SlotWriter, reading: Reading) -> None:
-    """The same exception is raised."""
-    error = KeyError("reward")
-
-    def reward() -> None:
-        raise error
-
-    slot.enter(Phase.score)
-    with pytest.raises(KeyError) as caught:
-        mark_reward(reward, slot, Counter())()
-    assert caught.value is error
-    assert reading().phase is Phase.score
-
-
-@pytest.mark.parametrize("result", [None, 1.0, iter([1.0])])
-def test_a_result_without_length_is_not_counted(slot: SlotWriter, result: Any) -> None:
-    """TRL decides whether to reject it."""
-    assert mark_reward(lambda: result, slot, Counter())() is result
-    assert slot.rewards_scored == 0
-
-
-@pytest.mark.parametrize("model", [Module(), Module])
-def test_a_reward_model_or_a_marked_reward_is_not_wrapped(slot: SlotWriter, model: Any) -> None:
-    """TRL moves modules to devices. A second `train()` call must not count twice."""
-    assert mark_reward(model, slot, Counter()) is model
-    once = mark_reward(length_reward, slot, Counter())
-    assert mark_reward(once, slot, Counter()) is once
 
 
 class Trainer:

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from grpo_run.runtime.errors import UsageError
-from grpo_run.runtime.rank.rollouts.criteria import MAX_PERIOD, Repetition
+from grpo_run.runtime.rank.rollouts.limits import MAX_PERIOD, Repetition
 
 GSM8K = Path(os.environ.get("GRPO_RUN_GSM8K") or Path(__file__).parents[6] / "shared/data/gsm8k")
 VOCABULARY = 50_000

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import errno
+import json
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,98 +16,14 @@ from transformers import TrainerCallback
 
 from grpo_run.runtime.checkpoints.digests import verify_digests
 from grpo_run.runtime.checkpoints.manifest import TrainCall, read_manifest
-from grpo_run.runtime.checkpoints.search import find_checkpoints
 from grpo_run.runtime.rank.saving._reservation import SaveFlags
+from grpo_run.runtime.rank.saving.saver import Saver
 from grpo_run.runtime.rank.saving.snapshots import Snapshots
+from grpo_run.runtime.rank.saving.trainer_contents import TrainerContents
+from grpo_run.runtime.rank.trainer_facts import TrainerFacts
 from grpo_run.runtime.snapshots.area import StagingArea
-from grpo_run.watchdog.observation import Phase, Slot
 
 Events = Callable[[], list[dict[str, Any]]]
-
-
-def test_a_full_disk_loses_the_model_card_but_not_the_save(either: Guarded, events: Events) -> None:
-    """Only rank 0 writes the card, during a save in which the other ranks wait for it."""
-
-    def full() -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    either.trainer.create_model_card = full  # type: ignore[method-assign]
-    either.save(5)
-    assert "no model card" in named(events, "warning")[0]["text"]
-    assert named(events, "checkpoint_published") or either.staged == [(5, True)]
-    assert either.trainer.create_model_card is full
-
-
-def test_another_error_of_the_model_card_is_raised(either: Guarded) -> None:
-    """It is raised to the script, as without grpo-run."""
-
-    def refuse() -> None:
-        raise PermissionError(errno.EACCES, "Permission denied")
-
-    either.trainer.create_model_card = refuse  # type: ignore[method-assign]
-    with pytest.raises(PermissionError):
-        either.save(5)
-
-
-def test_a_failed_save_publishes_nothing(
-    either: Guarded, events: Events, reading: Callable[[], Slot]
-) -> None:
-    """The exception is raised, and the trainer's arguments are restored. A script may catch it and continue;
-    the rank is then not in `checkpoint`.
-    """
-    either.trainer.args.save_total_limit = 3
-    either.trainer.args.save_only_model = True
-
-    def fail(path: Path) -> None:
-        raise PermissionError(13, "Permission denied")
-
-    either.trainer.during = fail
-    with pytest.raises(PermissionError):
-        either.save(5)
-    assert list(find_checkpoints(Path(either.trainer.args.output_dir))) == []
-    assert named(events, "checkpoint_published") == named(events, "checkpoint_staged") == []
-    assert either.trainer.args.save_total_limit == 3
-    assert either.trainer.args.save_only_model is True
-    if either.given_snapshots is not None:
-        assert either.staged == []
-    assert Phase.checkpoint not in [entry.phase for entry in reading().phases]
-
-
-def test_saving_is_shown(either: Guarded, session: Any, reading: Callable[[], Slot]) -> None:
-    """The phase while it lasts, the step and the time afterwards."""
-    during: list[Phase | None] = []
-    either.trainer.during = lambda path: during.append(reading().phase)
-    either.save(5)
-    session.slot.publish()
-    assert during == [Phase.checkpoint]
-    assert reading().checkpoint_step == 5
-    assert reading().phases == ()
-
-
-def test_a_checkpoint_is_complete_although_the_script_saves_the_model_only(either: Guarded) -> None:
-    """`save_only_model` is off while the method runs, and as the script had it afterwards."""
-    either.trainer.args.save_only_model = True
-    during: list[bool] = []
-    either.trainer.during = lambda path: during.append(either.trainer.args.save_only_model)
-    either.save(5)
-    assert during == [False]
-    assert either.trainer.args.save_only_model is True
-
-
-def test_non_finite_weights_are_not_saved(either: Guarded, events: Events) -> None:
-    """The refusal is printed and journaled once per step."""
-    either.save(4)
-    either.make_non_finite()
-    either.trainer.seen.clear()
-    path = either.save(5)
-    either.save(5)
-    assert either.trainer.seen == []
-    assert not path.exists()
-    (record,) = named(events, "checkpoint_rejected")
-    assert (record["step"], record["cause"], record["path"]) == (5, "nonfinite", str(path))
-    assert len(either.session.notified) == 1
-    either.save(6)
-    assert len(named(events, "checkpoint_rejected")) == 2
 
 
 def test_all_ranks_refuse_if_one_rank_has_non_finite_weights(
@@ -172,3 +89,44 @@ def test_a_callback_that_reads_the_checkpoint_finds_it_on_disk(
     path = staged.save(5)
     verify_digests(path, read_manifest(path).files)
     assert len(staged.trainer.seen) == 1
+
+
+def test_the_script_does_not_notice_a_required_snapshot(either: Guarded, out: Path) -> None:
+    """No best model, no model card, no entry in the trainer's state, no checkpoint in its directory."""
+    state: Any = either.trainer.state
+    state.stateful_callbacks = {"EarlyStoppingCallback": [{"args": 1}]}
+
+    def during(path: Path) -> None:
+        assert either.trainer.args.save_strategy == "no"
+        state.stateful_callbacks["EarlyStoppingCallback"].append({"args": 2})
+        state.stateful_callbacks["TrainerControl"] = {}
+        written = json.loads(json.dumps(state.stateful_callbacks))
+        assert written == {"EarlyStoppingCallback": [{"args": 1}]}
+
+    either.trainer.during = during
+    either.trainer.state.global_step = 5
+    either.saver.cadence.decide(5, agreed=False, required=True)
+    either.trainer._maybe_log_save_evaluate(0.5)
+    assert state.stateful_callbacks == {"EarlyStoppingCallback": [{"args": 1}]}
+    assert either.trainer.cards == 0
+    assert not list(out.glob("checkpoint-*"))
+
+
+def test_the_chosen_interval_is_journaled(
+    tmp_path: Path, session: Any, call: TrainCall, events: Events
+) -> None:
+    """By rank 0, once two snapshots have shown what they cost."""
+    snapshots = Snapshots(session, StagingArea(tmp_path / "memory"))
+    exact: Any = SimpleNamespace()
+    trainer = Trainer(tmp_path / "out")
+    contents = TrainerContents(trainer, TrainerFacts.of(trainer, 1), session, call, exact)
+    made = Saver(contents, session, snapshots=snapshots, collect_vote=lambda: None)
+    made.cadence.begin(0)
+    made.cadence.taken(1, 0.5)
+    made.cadence.taken(2, 0.5)
+    (record,) = named(events, "snapshot_interval")
+    assert (record["rank"], record["cost_seconds"], record["steps"] >= 1) == (0, 0.5, True)
+    assert session.notified == []
+    session.is_main = False
+    made.cadence.taken(3, 5000.0)
+    assert len(named(events, "snapshot_interval")) == 1

@@ -11,22 +11,15 @@ LEFT_OUT = "train() call 1 was interrupted, and the script ended without continu
 
 
 @pytest.mark.parametrize(
-    ("unsaved", "missed_fault", "left_out", "expected"),
+    ("unsaved", "refused", "left_out", "expected"),
     [
-        ("", False, "", ""),
-        ("", False, LEFT_OUT, f"{LEFT_OUT} --require-resume is set."),
-        (
-            "",
-            True,
-            LEFT_OUT,
-            "The script ran to its end at step 6, but --strict-faults asks for all injected faults.",
-        ),
-        ("it is lost.", True, LEFT_OUT, "The script ran to its end at step 6, but it is lost."),
+        ("", "", "", ""),
+        ("", "", LEFT_OUT, f"{LEFT_OUT} --require-resume is set."),
+        ("", "it may not.", LEFT_OUT, "The script ran to its end at step 6, but it may not."),
+        ("it is lost.", "it may not.", LEFT_OUT, "The script ran to its end at step 6, but it is lost."),
     ],
 )
-def test_the_first_reason_ends_the_run(
-    unsaved: str, missed_fault: bool, left_out: str, expected: str
-) -> None:
+def test_the_first_reason_ends_the_run(unsaved: str, refused: str, left_out: str, expected: str) -> None:
     """What is lost comes before what the user has asked for."""
-    found = why_not_finished(History(step=6), unsaved=unsaved, missed_fault=missed_fault, left_out=left_out)
+    found = why_not_finished(History(step=6), unsaved=unsaved, refused=refused, left_out=left_out)
     assert found == expected

@@ -7,42 +7,26 @@ from dataclasses import replace
 
 import pytest
 from support.builders.runtime.failure_stories import BUG, BUG_TWICE, SLOW_JUDGE, STALL, history
-from support.journal import as_events
 
-from grpo_run.runtime.history.history import History
 from grpo_run.runtime.history.recovery import Action, Decision
 from grpo_run.runtime.launch.config import Budget
 from grpo_run.runtime.supervisor.policy import decide
 from grpo_run.watchdog.verdict import Verdict
 
-HUNG = {"file": "train.py", "function": "judge"}
-FAILURE: dict[str, object] = {
-    "event": "incident",
-    "cause": "exception",
-    "step": 7,
-    "signature": BUG.signature,
-    "failed_reward": HUNG,
-}
-"""A reward function whose time limit has expired."""
+MOVE = Decision(action=Action.restart, reason="a reward function is moved")
 
 
-@pytest.mark.parametrize(("hangs", "action"), [(1, Action.restart), (2, Action.restart), (3, Action.stop)])
-def test_a_reward_whose_time_limit_expires_again_is_moved_before_the_run_is_given_up(
-    hangs: int, action: Action
-) -> None:
-    """The next attempt differs, so that the same exception again need not repeat; if it does, the run
-    ends.
-    """
-    events: list[dict[str, object]] = [FAILURE, FAILURE, {"event": "reward_moved", **HUNG}, FAILURE]
-    replayed = History.of(as_events(events[:hangs] if hangs < 3 else events))
-    assert decide(replayed, BUG, Budget(), stopping=False).action is action
+@pytest.mark.parametrize("failures", [1, 2])
+def test_what_is_answered_at_once_need_not_repeat(failures: int) -> None:
+    """The next attempt differs, so that the same exception again need not repeat either."""
+    found = decide(history([BUG_TWICE] * failures), BUG, Budget(), stopping=False, answer=MOVE, at_once=True)
+    assert found is MOVE
 
 
-def test_without_a_budget_no_reward_is_moved() -> None:
+def test_without_a_budget_no_answer_is_taken() -> None:
     budget = Budget(failures_without_progress=0)
-    assert (
-        decide(History.of(as_events([FAILURE, FAILURE])), BUG, budget, stopping=False).action is Action.stop
-    )
+    found = decide(history([BUG_TWICE]), BUG, budget, stopping=False, answer=MOVE, at_once=True)
+    assert found.action is Action.stop
 
 
 ANSWER = Decision(action="answer_of_a_feature", reason="it differs")

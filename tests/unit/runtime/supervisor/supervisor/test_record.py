@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from support.builders.runtime.supervised_run import SupervisedRun
@@ -68,7 +69,8 @@ def test_every_event_counts_once_in_memory_and_on_disk(start: Callable[..., Supe
     run.vote(8)
     run.poll()
     run.poll()
-    assert run.supervisor.history == History.of(read_journal(run.directory.journal))
+    replayed = History.of(read_journal(run.directory.journal))
+    assert replace(run.supervisor.history, parts=()) == replayed
 
 
 def test_the_journal_contains_only_lifecycle_events_that_happened(

@@ -162,14 +162,6 @@ def test_an_alarm_of_another_rank_ends_the_attempt_before_the_next_optimizer_ste
     assert raised.value.alarm is None
 
 
-def test_a_rollout_that_timed_out_is_known_to_the_first_rank(loop: Loop, events: Events) -> None:
-    """It goes into the next vote, once."""
-    loop.step_vote.report_timed_out()
-    for _ in range(3):
-        loop.step()
-    assert [one["step"] for one in events() if one["event"] == "rollout_timed_out"] == [1]
-
-
 def due_steps(session: Any, cadence: FakeCadence) -> list[int]:
     """Return the steps after which a snapshot is due, of seven."""
     loop = Loop(session, cadence=cadence)

@@ -1,0 +1,76 @@
+"""Caps at the points of a rank. Imports nothing heavy: the script imports torch first."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import wrapt
+
+from grpo_run.runtime.event import Event
+from grpo_run.runtime.features.caps.settings import CapsSettings, check, install, settings_of
+from grpo_run.runtime.launch.generation_caps import OWN
+from grpo_run.runtime.rank.points import RankFeature, RolloutPoints
+from grpo_run.runtime.rank.session import Session
+from grpo_run.runtime.upstream.features import CAPS, Feature
+
+
+class CapsPart(RankFeature):
+    """The caps of the command line, and those that a script has applied to a trainer."""
+
+    name = "caps"
+    preloaded = (f"{__package__}._capping", f"{__package__}._reports")
+
+    def script_begins(self, session: Session) -> None:
+        """Cap the configurations that the script will build, before TRL validates them."""
+        caps = session.config.generation
+        if OWN.keys() & caps:
+            # before a script can keep the method in a function of its own
+            wrapt.register_post_import_hook(_wrap_generate, "transformers.generation.utils")
+
+        def journal(event: Event) -> None:
+            if session.is_main:
+                session.journal.write(event)
+
+        def cap(name: str, loaded: Any) -> None:
+            install(getattr(loaded, name), caps, journal)
+
+        if caps:
+            for module, name in (("grpo_config", "GRPOConfig"), ("rloo_config", "RLOOConfig")):
+                wrapt.register_post_import_hook(functools.partial(cap, name), f"trl.trainer.{module}")
+
+    def needs(self, session: Session) -> tuple[Feature, ...]:
+        """Return what our own caps need."""
+        return (CAPS,) if session.config.generation else ()
+
+    def check_trainer(self, session: Session, trainer: Any) -> None:
+        """Check that the caps took effect."""
+        check(trainer, session.config.generation)
+
+    def rollouts(self, trainer: Any, session: Session, train_call: int, points: RolloutPoints) -> None:
+        """Cap the trainer's rollouts, if there is a cap."""
+        settings = settings_of(trainer, session.config.generation)
+        if not settings:
+            return
+        from grpo_run.runtime.features.caps._capping import Capping
+        from grpo_run.runtime.features.caps._reports import RolloutReports
+
+        reports = RolloutReports(trainer, session, settings, train_call)
+        capping = Capping(trainer, settings, report=reports.ended, decided=reports.begin)
+        if capping.applies:
+            points.generation.append(capping.cap_rollout)
+            points.turns.append(capping.cap_turn)
+            points.ends = capping.end_reasons
+            points.leaving.append(
+                functools.partial(capping.rows_left_out, session.config.of(CapsSettings).masked_ends)
+            )
+            points.hooks.enter_context(capping.prepared())
+
+
+def _wrap_generate(module: Any) -> None:
+    from grpo_run.runtime.rank.rollouts import generate_calls
+
+    generate_calls.install()
+
+
+PART = CapsPart()

@@ -1,0 +1,31 @@
+"""Sample masking at the points of a rank. Imports nothing heavy: the script imports torch first."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from grpo_run.runtime.features.masking.settings import MaskingSettings
+from grpo_run.runtime.rank.points import RankFeature, RolloutPoints
+from grpo_run.runtime.rank.session import Session
+from grpo_run.runtime.upstream.features import SAMPLE_MASKING, is_available
+from grpo_run.runtime.upstream.trainer_kinds import generates_rollouts
+
+
+class MaskingPart(RankFeature):
+    """Masks samples of trainers that leave out a row of rewards in which every column is NaN."""
+
+    name = MaskingSettings.NAME
+    preloaded = (f"{__package__}._masking",)
+
+    def rollouts(self, trainer: Any, session: Session, train_call: int, points: RolloutPoints) -> None:
+        """Choose samples once TRL has computed their rewards, and mask them once it has scored them."""
+        if not generates_rollouts(trainer) or not is_available(SAMPLE_MASKING, trainer):
+            return
+        from grpo_run.runtime.features.masking._masking import SampleMasking
+
+        masking = SampleMasking(trainer, session, train_call, points.row_reasons)
+        points.scoring.append(masking.mask_samples)
+        points.rewards.append(masking.choose_samples)
+
+
+PART = MaskingPart()

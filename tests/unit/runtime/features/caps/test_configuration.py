@@ -1,0 +1,193 @@
+"""Caps on generation are applied to a configuration and checked on the trainer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from grpo_run.runtime.errors import ConfigError
+from grpo_run.runtime.features.caps import settings as caps
+from grpo_run.runtime.features.caps.settings import APPLIED, CapSettings, CapsSettings, settings_of
+from grpo_run.runtime.launch.option import given_values
+
+
+def test_trl_has_the_fields() -> None:
+    """Both configuration classes have them, and `generation_kwargs` for the other caps."""
+    import ast
+    from importlib.util import find_spec
+    from pathlib import Path
+
+    package = find_spec("trl")
+    assert package is not None
+    assert package.origin is not None
+    for name in ("grpo_config.py", "rloo_config.py"):
+        tree = ast.parse((Path(package.origin).parent / "trainer" / name).read_text(encoding="utf-8"))
+        fields = {
+            node.target.id
+            for node in ast.walk(tree)
+            if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)
+        }
+        assert {*caps.FIELDS, "generation_kwargs", "use_vllm"} <= fields
+
+
+Applied = list[dict[str, Any]]
+
+
+@pytest.fixture
+def applied() -> Applied:
+    """The caps that were journaled."""
+    return []
+
+
+@pytest.fixture
+def config_class() -> type:
+    """A configuration class that validates itself as TRL's do, and records the value it validated."""
+
+    @dataclass
+    class Config:
+        max_completion_length: int = 1024
+        repetition_penalty: float = 1.0
+        generation_kwargs: dict[str, Any] | None = None
+        use_vllm: bool = False
+        seen: list[int] = field(default_factory=list)
+
+        def __post_init__(self) -> None:
+            self.seen.append(self.max_completion_length)
+
+    return Config
+
+
+def record(applied: Applied) -> Callable[..., None]:
+    """Return a journal that records the fields."""
+    names = ("key", "old", "new", "config")
+    return lambda event: applied.append({name: getattr(event, name) for name in names})
+
+
+def test_caps_are_applied_before_the_configuration_is_validated(config_class: type, applied: Applied) -> None:
+    """TRL's own validation then sees the capped values."""
+    caps.install(config_class, {"max_completion_length": 64, "no_repeat_ngram_size": 3}, record(applied))
+    config = config_class(max_completion_length=512, generation_kwargs={"do_sample": True})
+    assert config.seen == [64]
+    assert config.max_completion_length == 64
+    assert config.generation_kwargs == {"do_sample": True, "no_repeat_ngram_size": 3}
+
+
+def test_each_cap_is_journaled_with_the_value_it_replaced(config_class: type, applied: Applied) -> None:
+    """No setting of the script changes silently."""
+    caps.install(config_class, {"max_completion_length": 64, "no_repeat_ngram_size": 3}, record(applied))
+    config_class()
+    assert applied == [
+        {"key": "max_completion_length", "old": 1024, "new": 64, "config": "Config"},
+        {"key": "no_repeat_ngram_size", "old": None, "new": 3, "config": "Config"},
+    ]
+
+
+def test_the_scripts_dictionary_is_not_modified(config_class: type, applied: Applied) -> None:
+    """Several configurations may share it."""
+    caps.install(config_class, {"no_repeat_ngram_size": 3}, record(applied))
+    mine = {"do_sample": True}
+    config_class(generation_kwargs=mine)
+    assert mine == {"do_sample": True}
+
+
+def test_a_subclass_is_capped_once(config_class: type, applied: Applied) -> None:
+    """It may extend `__post_init__`."""
+    caps.install(config_class, {"max_completion_length": 64}, record(applied))
+
+    @dataclass
+    class Mine(config_class):  # type: ignore[misc]
+        extra: int = 0
+
+        def __post_init__(self) -> None:
+            self.extra = 1
+            super().__post_init__()
+            self.extra += self.max_completion_length
+
+    assert Mine().extra == 65
+    assert [fields["config"] for fields in applied] == ["Mine"]
+
+
+def test_a_cap_that_vllm_does_not_support_is_an_error(config_class: type, applied: Applied) -> None:
+    """It would have no effect. Caps that are TRL fields are accepted."""
+    caps.install(config_class, {"max_completion_length": 64, "no_repeat_ngram_size": 3}, record(applied))
+    with pytest.raises(ConfigError, match=r"no_repeat_ngram_size.*vLLM"):
+        config_class(use_vllm=True)
+
+
+def trainer(**args: Any) -> Any:
+    """Return a trainer with these arguments."""
+    return SimpleNamespace(args=SimpleNamespace(**args))
+
+
+def test_caps_that_took_effect_pass_the_check() -> None:
+    """The test covers fields and generation keywords."""
+    caps.check(
+        trainer(max_completion_length=64, generation_kwargs={"no_repeat_ngram_size": 3}),
+        {"max_completion_length": 64, "no_repeat_ngram_size": 3},
+    )
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        {"max_completion_length": 512, "generation_kwargs": {"no_repeat_ngram_size": 3}},
+        {"max_completion_length": 64, "generation_kwargs": None},
+        {"max_completion_length": 64, "generation_kwargs": {"no_repeat_ngram_size": 9}},
+    ],
+)
+def test_a_cap_that_did_not_take_effect_is_an_error(args: dict[str, Any]) -> None:
+    """As when the script sets the value again after building the configuration."""
+    with pytest.raises(ConfigError, match="did not take effect: SimpleNamespace has"):
+        caps.check(trainer(**args), {"max_completion_length": 64, "no_repeat_ngram_size": 3})
+
+
+def test_a_trainer_that_does_not_generate_is_not_checked() -> None:
+    """An SFT trainer may run in the same script."""
+    caps.check(trainer(learning_rate=1e-6), {"max_completion_length": 64})
+
+
+def test_caps_of_our_own_leave_the_configuration_as_it_is(config_class: type, applied: Applied) -> None:
+    """They act through a stopping criterion, and are journaled like the others."""
+    caps.install(config_class, {"repetition": 64, "max_time": 2.5}, record(applied))
+    assert config_class() == config_class(generation_kwargs=None, max_completion_length=1024)
+    assert [(fields["key"], fields["new"]) for fields in applied][:2] == [
+        ("repetition", 64),
+        ("max_time", 2.5),
+    ]
+    caps.check(trainer(max_completion_length=9, generation_kwargs=None), {"repetition": 64, "max_time": 2.5})
+
+
+def test_the_command_line_wins_over_the_script() -> None:
+    """A cap that only the script sets is kept."""
+    trainer = SimpleNamespace(**{APPLIED: CapSettings(repetition=32, max_time=9.0)})
+    assert settings_of(trainer, {"repetition": 64}) == CapSettings(repetition=64, max_time=9.0, counting=True)
+
+
+def test_nothing_is_capped_unless_asked_for() -> None:
+    """Without a cap not even a method of the trainer is wrapped."""
+    assert not settings_of(SimpleNamespace(), {})
+    counting = settings_of(SimpleNamespace(), {"max_completion_length": 9})
+    assert counting
+    assert not counting.stops
+
+
+@pytest.mark.parametrize("wrong", [{"repetition": 7}, {"max_time": 0.0}, {"max_time": float("nan")}])
+def test_a_cap_of_the_script_is_checked_too(wrong: dict[str, float]) -> None:
+    """With the limits of the command line."""
+    with pytest.raises(ConfigError):
+        CapSettings(**wrong)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("given", "ends"),
+    [("none", ()), ("length,deadline", ("length", "deadline")), (None, ("repetition", "deadline"))],
+)
+def test_ends_that_leave_the_loss_are_a_list(given: str | None, ends: tuple[str, ...]) -> None:
+    """An end that no cap has is an error."""
+    assert CapsSettings(**given_values(CapsSettings, {"--mask-capped": given})).masked_ends == ends
+    with pytest.raises(ConfigError, match="--mask-capped eos: give none, or some of length, repetition"):
+        CapsSettings(masked_ends=("eos",))
