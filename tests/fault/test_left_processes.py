@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 from support.freezer import Freezer
-from support.runs import SCRIPTS, Run, Runs, alive
+from support.runs import SCRIPTS, Run, Runs, alive, free_port
 
 from grpo_run.runtime.processes.termination import KILL_SECONDS, TERM_SECONDS
 
@@ -22,13 +22,6 @@ LEAVES = str(SCRIPTS / "leaves_processes.py")
 GONE_SECONDS = 30.0
 SEEN_SECONDS = 2.0
 """The guardian looks every half second."""
-
-
-def free_port() -> int:
-    """Return a TCP port that nobody uses."""
-    with socket.socket() as listening:
-        listening.bind(("127.0.0.1", 0))
-        return int(listening.getsockname()[1])
 
 
 def until_ready(run: Run, folder: Path) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import time
 from pathlib import Path
@@ -13,7 +12,7 @@ from pathlib import Path
 import pytest
 from support import containers
 from support.references import undisturbed
-from support.runs import BIN, SCRIPTS, WITH_SCRIPTS, Run, Runs, alive, descendants, digest
+from support.runs import BIN, SCRIPTS, WITH_SCRIPTS, Run, Runs, alive, descendants, digest, free_port
 from support.trainer_and_loop import LOOP, TRAINER
 
 from grpo_run.runtime.checkpoints.digests import verify_digests
@@ -214,9 +213,7 @@ def test_a_stop_before_the_first_step_does_not_wait(runs: Runs, tmp_path: Path) 
 def test_a_stop_while_another_node_is_awaited_ends_the_run(runs: Runs, tmp_path: Path) -> None:
     """Torch waits for it in C++, where no signal handler runs."""
     (tmp_path / "train.py").write_text("import trl\n")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
+    port = str(free_port())
     run = runs(
         "--nnodes", "2", "--node-rank", "0", "--master-addr", "127.0.0.1", "--master-port", port, "train.py"
     ).start()

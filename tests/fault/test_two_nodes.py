@@ -3,25 +3,18 @@
 from __future__ import annotations
 
 import signal
-import socket
 from pathlib import Path
 
 import pytest
 from support.references import undisturbed
-from support.runs import SCRIPTS, Run, Runs, digest
+from support.runs import SCRIPTS, Run, Runs, digest, free_port
 from support.trainer_and_loop import TRAINER
 
 STEPS = ("--max-steps", "16", "--save-steps", "4")
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 def _nodes(runs: Runs, *, cold: bool | None = None) -> tuple[Run, Run]:
-    endpoint = f"127.0.0.1:{_free_port()}"
+    endpoint = f"127.0.0.1:{free_port()}"
     shared = (
         "--run-id", "pair", "--nnodes", "2", "--rdzv-backend", "c10d", "--rdzv-id", "pair",
         "--rdzv-endpoint", endpoint, "--local-addr", "127.0.0.1", "--nproc-per-node", "1",

@@ -6,13 +6,12 @@ from __future__ import annotations
 
 import json
 import re
-import socket
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support.references import plain_ranks
-from support.runs import SCRIPTS, Runs
+from support.runs import SCRIPTS, Runs, free_port
 
 SCRIPT = SCRIPTS / "consensus.py"
 SLOWEST_SECONDS = 5.0
@@ -41,9 +40,7 @@ def test_ranks_decide_together_and_disagreements_are_raised_on_every_rank(
     if launcher == "grpo-run":
         runs("--nproc-per-node", "2", str(SCRIPT)).start().ended()
     elif launcher == "two nodes":
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            endpoint = f"127.0.0.1:{probe.getsockname()[1]}"
+        endpoint = f"127.0.0.1:{free_port()}"
         joined = ("--nnodes", "2", "--rdzv-backend", "c10d", "--rdzv-id", "pair", "--rdzv-endpoint", endpoint)
         options = (
             "--run-id", "pair", *joined, "--local-addr", "127.0.0.1", "--nproc-per-node", "1", str(SCRIPT),

@@ -11,6 +11,7 @@ import argparse
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 import tiny
 import torch
@@ -18,17 +19,16 @@ import trl
 from split_cases import CASES
 
 from grpo_run.runtime.features.memory_plan import _configuration as configuration
-from grpo_run.runtime.features.memory_plan._plan import MemoryPlan
 
 PLANS = {
-    "again": MemoryPlan(),
-    "halves": MemoryPlan(micro_batch_divisor=2),
-    "quarters": MemoryPlan(micro_batch_divisor=4),
-    "checkpointing": MemoryPlan(gradient_checkpointing=True),
+    "again": {},
+    "halves": {"micro_batch_divisor": 2},
+    "quarters": {"micro_batch_divisor": 4},
+    "checkpointing": {"gradient_checkpointing": True},
 }
 
 
-def train(name: str, plan: MemoryPlan, folder: Path) -> dict[str, torch.Tensor]:
+def train(name: str, plan: dict[str, Any], folder: Path) -> dict[str, torch.Tensor]:
     """Train one case, and return its weights."""
     kind, changed = CASES[name]
     own = dict(changed)
@@ -76,7 +76,7 @@ def main() -> None:
     torch.set_num_threads(1)
     distances: dict[str, dict[str, float]] = {}
     for name in arguments.cases:
-        expected = train(name, MemoryPlan(), arguments.output_dir)
+        expected = train(name, {}, arguments.output_dir)
         distances[name] = {
             plan: distance(train(name, PLANS[plan], arguments.output_dir), expected)
             for plan in arguments.plans

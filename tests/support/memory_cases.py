@@ -1,4 +1,4 @@
-"""Facts of runs that the tests of the fallback steps share."""
+"""Facts and memory plans of runs that tests share."""
 
 from __future__ import annotations
 
@@ -37,3 +37,8 @@ COLOCATED = {"generates": "vllm_colocate", "vllm_gpu_memory_utilization": 0.3}
 def facts(base: MemoryFacts = GRPO, **changed: Any) -> MemoryFacts:
     """Return facts with some of them changed."""
     return base.model_copy(update=changed)
+
+
+def planned(**changed: Any) -> dict[str, Any]:
+    """Return the memory plan that changes these fields."""
+    return changed

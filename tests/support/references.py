@@ -9,13 +9,12 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import os
-import socket
 import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from support import warm
-from support.runs import BIN, SCRIPTS, digest
+from support.runs import BIN, SCRIPTS, digest, free_port
 from support.warm import QUIET
 
 DEADLINE_SECONDS = 180.0
@@ -53,11 +52,8 @@ def plain_ranks(
     Args:
         environment: further variables of the ranks; what libraries read of them at import has no effect.
     """
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
     shared = {
-        "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(ranks),
+        "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(ranks),
         "LOCAL_WORLD_SIZE": str(ranks),
         "GROUP_RANK": "0", "GROUP_WORLD_SIZE": "1", "ROLE_NAME": "default", "ROLE_WORLD_SIZE": str(ranks),
     }  # fmt: skip

@@ -12,6 +12,7 @@ import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -299,6 +300,13 @@ def line_of(script: str, mark: str) -> int:
     lines = (SCRIPTS / script).read_text().splitlines()
     (number,) = (number for number, line in enumerate(lines, 1) if line.endswith(f"  # {mark}"))
     return number
+
+
+def free_port() -> int:
+    """Return a TCP port that nobody uses."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
 
 
 def alive(pids: Sequence[int]) -> list[int]:

@@ -18,7 +18,7 @@ UNIT = Path(__file__).parents[1] / "unit"
 RUNTIME, RANK = UNIT / "runtime", UNIT / "runtime" / "rank"
 DIVIDED = (UNIT, RUNTIME, RANK)
 """Folders whose entries are given out one by one."""
-NEED_TORCH = (RANK, RUNTIME / "planning", RUNTIME / "upstream", UNIT / "trainers")
+NEED_TORCH = (RANK, RUNTIME / "features", RUNTIME / "planning", RUNTIME / "upstream", UNIT / "trainers")
 """Folders of which most tests import torch."""
 SECONDS = {
     "cli": 36, "dashboards": 13, "watchdog": 30, "test_documentation.py": 4, "trainers": 13,

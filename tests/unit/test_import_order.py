@@ -48,7 +48,7 @@ DECIDERS = {
     "runtime.features.kept_completions": {"settings"},
     "runtime.features.learning_guards": {"events", "judge", "settings"},
     "runtime.features.masking": {"events", "selection", "settings"},
-    "runtime.features.memory_plan": {"events", "plan", "settings", "shown"},
+    "runtime.features.memory_plan": {"shown"},
     "runtime.features.memory_trace": {"events", "settings"},
     "runtime.features.phase_growth": {"events", "watch"},
     "runtime.features.quarantine": {"events", "settings", "shown"},

@@ -17,11 +17,11 @@ from typing import Any
 
 from grpo_run.runtime.errors import ConfigError
 from grpo_run.runtime.features.caps._backends import check, vllm_cut, vllm_keywords
-from grpo_run.runtime.features.caps._criteria import CapCriteria, Turn, turn
+from grpo_run.runtime.features.caps._criteria import Turn, turn
 from grpo_run.runtime.features.caps._rollout import CappedRollout, Cut, DeadlineDecision
 from grpo_run.runtime.features.caps.settings import CapSettings
 from grpo_run.runtime.rank.rollouts import generate_calls
-from grpo_run.runtime.rank.rollouts.limits import Deadline, Repetition
+from grpo_run.runtime.rank.rollouts.limits import Deadline
 from grpo_run.runtime.upstream import rollout_names, trainer_names
 from grpo_run.runtime.upstream.features import CAPS, is_available
 from grpo_run.runtime.upstream.patches import override_attributes, wrapped_methods
@@ -151,7 +151,7 @@ class Capping:
         present = None
         with ExitStack() as hooks:
             if self._settings.stops and not uses_vllm:
-                present = Turn(functools.partial(self._criteria, rollout), rollout.end_tokens)
+                present = Turn(rollout, self._settings.repetition)
                 hooks.enter_context(turn(present))
             result = original(prompts, *args, **kwargs)
         pair = isinstance(result, tuple)
@@ -166,17 +166,6 @@ class Capping:
         ended = rollout.end_turn(prompts, completions, cuts)
         self._refused += [tokens for tokens, one in zip(ended, cuts, strict=True) if one is not None]
         return (ended, *result[1:]) if pair else ended
-
-    def _criteria(
-        self, rollout: CappedRollout, prompt_length: int, end_tokens: Collection[int], earlier: int
-    ) -> CapCriteria:
-        window = self._settings.repetition
-        return CapCriteria(
-            prompt_length,
-            end_tokens,
-            repetition=None if window is None else Repetition(prompt_length, window=window),
-            out_of_time=lambda steps: rollout.out_of_time(earlier + steps),
-        )
 
     @contextmanager
     def _tools_refused(self) -> Iterator[None]:

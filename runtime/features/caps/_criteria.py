@@ -17,7 +17,7 @@ import torch
 from transformers import StoppingCriteria, StoppingCriteriaList
 
 from grpo_run.runtime.errors import ConfigError
-from grpo_run.runtime.features.caps._rollout import Cut
+from grpo_run.runtime.features.caps._rollout import CappedRollout, Cut
 from grpo_run.runtime.rank.rollouts import generate_calls
 from grpo_run.runtime.rank.rollouts.limits import Repetition
 from grpo_run.watchdog.observation import EndReason
@@ -99,22 +99,17 @@ class CapCriteria(StoppingCriteria):  # type: ignore[misc]
         ]
 
 
-MakeCriteria = Callable[[int, Collection[int], int], CapCriteria]
-"""Makes a criterion, from the length of the prompt, the tokens that end a completion or fill it up, and the
-decoding steps of the turn's earlier parts."""
-
-
 class Turn:
     """One turn: the criterion that its call of `generate` gets; one for each part if it is divided.
 
     Args:
-        criteria: makes a criterion.
-        end_tokens: the tokens that end a completion.
+        rollout: of the turn.
+        window: in tokens, of the cap on repetition; None without it.
     """
 
-    def __init__(self, criteria: MakeCriteria, end_tokens: Collection[int]) -> None:
-        self._make = criteria
-        self._end_tokens = end_tokens
+    def __init__(self, rollout: CappedRollout, window: int | None) -> None:
+        self._rollout = rollout
+        self._window = window
         self._parts: list[tuple[int, CapCriteria]] = []
         """Rows and criterion of each part."""
 
@@ -155,15 +150,20 @@ class Turn:
                 " instead"
             )
         own = arguments.get("stopping_criteria") or []
-        end_tokens = set(self._end_tokens)
-        config = arguments.get("generation_config")
-        padding = getattr(config, "pad_token_id", None)
+        end_tokens = set(self._rollout.end_tokens)
+        padding = getattr(arguments.get("generation_config"), "pad_token_id", None)
         if own and padding is not None:
             end_tokens.add(padding)  # the script's criteria end completions without a token of their own
         others = arguments.get("kwargs", {})
-        prompts = others["input_ids"] if "input_ids" in others else arguments["inputs"]
-        criteria = self._make(prompts.shape[1], end_tokens, self.steps)
-        self._parts.append((len(prompts), criteria))
+        rows, length = (others["input_ids"] if "input_ids" in others else arguments["inputs"]).shape
+        earlier = self.steps
+        criteria = CapCriteria(
+            length,
+            end_tokens,
+            repetition=None if self._window is None else Repetition(length, window=self._window),
+            out_of_time=lambda steps: self._rollout.out_of_time(earlier + steps),
+        )
+        self._parts.append((rows, criteria))
         arguments["stopping_criteria"] = StoppingCriteriaList([*own, criteria])
 
 

@@ -19,8 +19,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from grpo_run.runtime.errors import ConfigError
-from grpo_run.runtime.features.memory_plan._plan import MemoryPlan
-from grpo_run.runtime.features.memory_plan._remedies import NO_EFFECT, Build, differing
+from grpo_run.runtime.features.memory_plan._remedies import NO_EFFECT, differing
+from grpo_run.runtime.features.memory_plan._remedy import Build, Plan
 from grpo_run.runtime.memory.script_settings import (
     ATTRIBUTE,
     OriginalSettings,
@@ -37,7 +37,7 @@ built.
 def install(
     trainer_class: Any,
     arguments_class: type,
-    plan: MemoryPlan,
+    plan: Plan,
     report: Callable[[Any, OriginalSettings], None] = lambda made, record: None,
 ) -> None:
     """Build every trainer from now on with the plan.
@@ -68,7 +68,7 @@ def install(
                 **{name: made if one is source else one for name, one in kwargs.items()},
             )
             record.keep(self.args)  # SFTTrainer makes its own of a plain one
-            if plan.changed:
+            if plan:
                 report(self.args, record)
 
         kind.__init__ = build
@@ -92,7 +92,7 @@ def _subclasses(kind: type[Any]) -> Iterator[type[Any]]:
         yield from _subclasses(one)
 
 
-def apply(source: Any, plan: MemoryPlan) -> tuple[Any, OriginalSettings]:
+def apply(source: Any, plan: Plan) -> tuple[Any, OriginalSettings]:
     """Return a configuration with a plan's settings, and what the script has set; without changes the same
     one.
 
@@ -105,15 +105,15 @@ def apply(source: Any, plan: MemoryPlan) -> tuple[Any, OriginalSettings]:
         gradient_accumulation_steps=source.gradient_accumulation_steps,
         gradient_checkpointing=checkpoints_activations(source),
     )
-    if not plan.changed:
+    if not plan:
         return source, record
     build = Build(plan=plan, source=source, made=copy.copy(source), record=record)
-    for remedy in differing(MemoryPlan(), plan):
+    for remedy in differing({}, plan):
         remedy.apply(build)
     return build.made, build.record
 
 
-def check(trainer: Any, plan: MemoryPlan) -> Iterator[str]:
+def check(trainer: Any, plan: Plan) -> Iterator[str]:
     """Pass on what the script has set since its trainer was built, and check that the plan is still in
     effect; yield a warning for what is in effect in part only.
 
@@ -121,7 +121,7 @@ def check(trainer: Any, plan: MemoryPlan) -> Iterator[str]:
         ConfigError: a setting is not in effect, for example because the script has set it again.
     """
     args = trainer.args
-    if not plan.changed or not hasattr(args, "per_device_train_batch_size"):
+    if not plan or not hasattr(args, "per_device_train_batch_size"):
         return
     if ATTRIBUTE not in vars(args):
         raise ConfigError(
@@ -133,6 +133,6 @@ def check(trainer: Any, plan: MemoryPlan) -> Iterator[str]:
         if getattr(source, field, None) is not value:
             setattr(args, field, getattr(source, field))
     record = record_of(args)
-    for remedy in differing(MemoryPlan(), plan):
+    for remedy in differing({}, plan):
         if (warning := remedy.check(plan, trainer, record)) is not None:
             yield warning

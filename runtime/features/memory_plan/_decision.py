@@ -14,18 +14,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
-from grpo_run.runtime.features.memory_plan._plan import MemoryPlan
 from grpo_run.runtime.features.memory_plan._remedies import (
     COMPLETIONS,
     GENERATION_PARTS,
     REMEDIES,
     SEGMENTS,
-    Refused,
-    Remedy,
-    Situation,
     in_settings,
 )
+from grpo_run.runtime.features.memory_plan._remedy import Plan, Refused, Remedy, Situation
 from grpo_run.runtime.features.memory_plan.shown import ACTION
 from grpo_run.runtime.history.history import History
 from grpo_run.runtime.history.recovery import Action, Decision, Recovery
@@ -49,12 +47,12 @@ class PlanChange:
 
     phase: MemoryPhase
     remedy: Remedy
-    plan: MemoryPlan
+    plan: dict[str, Any]
     skipped: dict[str, str]
     inexact: tuple[str, ...]
     why: str = ""
 
-    def sentences(self, before: MemoryPlan, facts: MemoryFacts) -> Iterator[str]:
+    def sentences(self, before: Plan, facts: MemoryFacts) -> Iterator[str]:
         """Yield what the change does, why nothing before it was done, and what it costs in exactness."""
         text = in_settings(before, self.plan, facts)
         yield f"memory plan: {text}; {self.why}" if self.why else f"memory plan: {text}"
@@ -82,12 +80,12 @@ class MemoryDecision:
 
 
 def _change(
-    remedy: Remedy, value: object, plan: MemoryPlan, facts: MemoryFacts, phase: MemoryPhase, why: str = ""
+    remedy: Remedy, value: object, plan: Plan, facts: MemoryFacts, phase: MemoryPhase, why: str = ""
 ) -> PlanChange:
     return PlanChange(
         phase=phase,
         remedy=remedy,
-        plan=plan.model_copy(update={remedy.field: value}),
+        plan={**plan, remedy.field: value},
         skipped={},
         inexact=remedy.differences(facts),
         why=why,
@@ -153,7 +151,7 @@ def decide_out_of_memory(history: History, situation: Situation) -> MemoryDecisi
 
 
 def decide_generation_stall(
-    history: History, facts: MemoryFacts, plan: MemoryPlan, *, start: str, budget: int
+    history: History, facts: MemoryFacts, plan: Plan, *, start: str, budget: int
 ) -> MemoryDecision | None:
     """Return the restart with smaller calls of generation, after it has not returned twice at one step; None
     in any other case: the first time, and if smaller calls did not help either.
@@ -177,7 +175,7 @@ def decide_generation_stall(
 
 
 def _changed(change: PlanChange, start: str, facts: MemoryFacts, because: str = "") -> MemoryDecision:
-    settings = in_settings(MemoryPlan(), change.plan, facts)
+    settings = in_settings({}, change.plan, facts)
     decision = Decision(action=ACTION, reason=f"{start}, with {settings}{because}", patient=True)
     return MemoryDecision(decision=decision, change=change)
 

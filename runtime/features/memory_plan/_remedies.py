@@ -3,8 +3,7 @@
 `REMEDIES` has them in the order in which they are tried. A remedy proposes the next value of one field of the
 memory plan, or says why it does not apply; it says what it does in the terms of the script's settings, and
 why the update may not be the same; and it brings that about, in the configuration of a trainer, in the
-environment of the ranks or in their generation. A further one is a class, its place in the table, and its
-field in the plan.
+environment of the ranks or in their generation. A further one is a class, and its place in the table.
 
 `_decision.py` chooses in the supervisor, `_configuration.py` and `rank.py` apply in a rank. Nothing is
 predicted: a change that was not enough is followed by the next one, and each can be made only so often.
@@ -15,11 +14,13 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from dataclasses import replace
+from typing import Annotated, Any, ClassVar
+
+import pydantic
 
 from grpo_run.runtime.errors import ConfigError
-from grpo_run.runtime.features.memory_plan._plan import MemoryPlan
+from grpo_run.runtime.features.memory_plan._remedy import ROW_PHASES, Build, Plan, Refused, Remedy, Situation
 from grpo_run.runtime.memory.deepspeed import follow_sizes
 from grpo_run.runtime.memory.facts import MemoryFacts, split_differences, split_refusals
 from grpo_run.runtime.memory.script_settings import (
@@ -28,147 +29,9 @@ from grpo_run.runtime.memory.script_settings import (
     checkpoints_activations,
     why_not_divided,
 )
-from grpo_run.watchdog.memory.error_patterns import ErrorSource
-from grpo_run.watchdog.memory.shortage import MemoryPhase, Shortage
+from grpo_run.watchdog.memory.shortage import MemoryPhase
 
-ROW_PHASES = frozenset({MemoryPhase.score, MemoryPhase.forward, MemoryPhase.backward})
-"""Phases that need less memory if rows are shorter, whatever generates them."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Situation:
-    """An out-of-memory error and what is known of the run.
-
-    Attributes:
-        shortage: of the verdict.
-        facts: of the `train()` call.
-        plan: in effect.
-        start: where a restart continues, as a clause.
-        budget: failures without progress that are recovered; 0 if the user wants no restart.
-        grown_bytes: how much more the rank had allocated than early in the attempt.
-        proceeds: the attempt has committed so many steps that it did the same work before.
-        allow_degrade: the experiment may be changed.
-        own_allocator_setting: the environment of the run sets `expandable_segments` itself.
-    """
-
-    shortage: Shortage
-    facts: MemoryFacts
-    plan: MemoryPlan
-    start: str
-    budget: int
-    grown_bytes: int = 0
-    proceeds: bool = False
-    allow_degrade: bool = False
-    own_allocator_setting: bool = False
-
-    @property
-    def phase(self) -> MemoryPhase:
-        """The phase that died."""
-        return self.shortage.phase
-
-    @property
-    def fragmented(self) -> bool:
-        """Whether the allocator had reserved what was asked for, in pieces that were too small."""
-        figures = self.shortage.figures
-        if figures.tried_bytes is None or figures.unallocated_bytes is None:
-            return False
-        return figures.unallocated_bytes >= figures.tried_bytes
-
-    @property
-    def crept(self) -> bool:
-        """Whether memory has grown by at least what was missing, so that a restart would free enough."""
-        tried, free = self.shortage.figures.tried_bytes, self.shortage.figures.free_bytes
-        return tried is not None and self.grown_bytes > 0 and self.grown_bytes >= tried - (free or 0)
-
-    @property
-    def cache_too_small(self) -> bool:
-        """Whether vLLM needs a larger share, not less memory in the phase."""
-        return self.shortage.source is ErrorSource.vllm_cache
-
-    @property
-    def length_matters(self) -> bool:
-        """Whether shorter rows need less memory where it ran out."""
-        if self.phase is MemoryPhase.generate:
-            return not self.facts.generates.startswith("vllm")
-        return self.phase in ROW_PHASES
-
-
-@dataclass(kw_only=True)
-class Build:
-    """A configuration that a trainer is built with.
-
-    Attributes:
-        plan: to apply.
-        source: the script's configuration, complete.
-        made: its copy, which is changed.
-        record: what the script has set.
-    """
-
-    plan: MemoryPlan
-    source: Any
-    made: Any
-    record: OriginalSettings
-
-
-class Refused(str):
-    """Why a change does not apply, as a clause."""
-
-
-class Remedy:
-    """One change of a memory plan.
-
-    Attributes:
-        name: in the journal.
-        field: of the plan.
-        words: what it does, where nothing more is to be said.
-        phases: in which it helps.
-    """
-
-    name: ClassVar[str]
-    field: ClassVar[str]
-    words: ClassVar[str] = ""
-    phases: ClassVar[frozenset[MemoryPhase]] = frozenset(MemoryPhase)
-
-    def is_tried(self, situation: Situation) -> bool:
-        """Whether it is for this error at all."""
-        return situation.phase in self.phases and not situation.cache_too_small
-
-    def comes_first(self, situation: Situation) -> bool:
-        """Whether it comes before all others."""
-        return False
-
-    def next(self, situation: Situation) -> Any:
-        """Return the next value of its field, `Refused`, or None if it does not concern the run."""
-        raise NotImplementedError
-
-    def said(self, before: MemoryPlan, after: MemoryPlan, facts: MemoryFacts) -> str:
-        """Return what differs between two plans in the terms of the script's settings."""
-        return self.words
-
-    def differences(self, facts: MemoryFacts) -> tuple[str, ...]:
-        """Return why the update is not the same after the change; empty if it is, up to the rounding of
-        sums.
-        """
-        return ()
-
-    def environment(self, environment: Mapping[str, str]) -> dict[str, str]:
-        """Return variables of the ranks.
-
-        Args:
-            environment: the rank's, without them.
-        """
-        return {}
-
-    def apply(self, build: Build) -> None:
-        """Change the configuration that a trainer is built with."""
-
-    def check(self, plan: MemoryPlan, trainer: Any, record: OriginalSettings) -> str | None:
-        """Check at `train()` that the change is still in effect; return a warning if it is in part.
-
-        Raises:
-            ConfigError: it is not, for example because the script has set the value again.
-        """
-        return None
+Count = Annotated[int, pydantic.Field(ge=1)]
 
 
 def _changed(name: str, before: float | None, after: float | None) -> str:
@@ -183,11 +46,14 @@ class MicroBatch(Remedy):
     """Halve `per_device_train_batch_size` and double the steps that are accumulated."""
 
     name, field = "micro_batch", "micro_batch_divisor"
+    kind, default = Count, 1
+    option = "micro-batch"
+    help = "micro-batch=N divides per_device_train_batch_size and multiplies gradient_accumulation_steps"
     phases = ROW_PHASES
 
     def next(self, situation: Situation) -> Any:
         """Return twice the divisor, if the update allows it and the size is even."""
-        facts, divisor = situation.facts, situation.plan.micro_batch_divisor
+        facts, divisor = situation.facts, self.of(situation.plan)
         if refusals := split_refusals(facts):
             return Refused("; ".join(refusals))
         rows = facts.per_device_train_batch_size
@@ -199,9 +65,9 @@ class MicroBatch(Remedy):
             return Refused(f"per_device_train_batch_size={rows}{now} is odd")
         return 2 * divisor
 
-    def said(self, before: MemoryPlan, after: MemoryPlan, facts: MemoryFacts) -> str:
+    def said(self, before: Plan, after: Plan, facts: MemoryFacts) -> str:
         """Both settings."""
-        divisors = [facts.divisor(plan.micro_batch_divisor) for plan in (before, after)]
+        divisors = [facts.divisor(self.of(plan)) for plan in (before, after)]
         rows = [facts.per_device_train_batch_size // divisor for divisor in divisors]
         steps = [facts.gradient_accumulation_steps * divisor for divisor in divisors]
         return (
@@ -217,7 +83,7 @@ class MicroBatch(Remedy):
         """Divide as far as the divisor divides this configuration's size, if its update allows it."""
         made, refusal = build.made, why_not_divided(build.source)
         rows = build.source.per_device_train_batch_size
-        divisor = 1 if refusal else math.gcd(rows, build.plan.micro_batch_divisor)
+        divisor = 1 if refusal else math.gcd(rows, self.of(build.plan))
         build.record = replace(build.record, divided_by=divisor, not_divided=refusal)
         made.per_device_train_batch_size, made.gradient_accumulation_steps = build.record.divided
         if isinstance(steps := getattr(build.source, "steps_per_generation", None), int):
@@ -225,7 +91,7 @@ class MicroBatch(Remedy):
         if divisor > 1:
             follow_sizes(made)
 
-    def check(self, plan: MemoryPlan, trainer: Any, record: OriginalSettings) -> str | None:
+    def check(self, plan: Plan, trainer: Any, record: OriginalSettings) -> str | None:
         """Compare the sizes."""
         args, name = trainer.args, type(trainer).__name__
         found = (args.per_device_train_batch_size, args.gradient_accumulation_steps)
@@ -235,10 +101,10 @@ class MicroBatch(Remedy):
                 f" gradient_accumulation_steps={found[1]}, not {record.divided[0]} and {record.divided[1]};"
                 f" set them before {name} is built, not later"
             )
-        asked = f"the memory plan divides the micro-batch by {plan.micro_batch_divisor}, but"
+        asked = f"the memory plan divides the micro-batch by {self.of(plan)}, but"
         if record.not_divided:
             return f"{asked} not that of {name}, whose update would not be the same: {record.not_divided}"
-        if record.divided_by != plan.micro_batch_divisor:
+        if record.divided_by != self.of(plan):
             return (
                 f"{asked} {name} has per_device_train_batch_size={record.per_device_train_batch_size}:"
                 f" divided by {record.divided_by}"
@@ -249,14 +115,16 @@ class MicroBatch(Remedy):
 class GenerationParts(Remedy):
     """Split calls of generation into twice as many parts."""
 
-    name, field = "generation_sub_batches", "generation_sub_batches"
+    name = field = "generation_sub_batches"
+    kind, default = Count, 1
+    option, help = "sub-batches", "sub-batches=N splits calls of generation"
     phases = frozenset({MemoryPhase.generate})
 
     def next(self, situation: Situation) -> Any:
         """Return twice the number of parts, up to one row each."""
         return self.after(situation.facts, situation.plan)
 
-    def after(self, facts: MemoryFacts, plan: MemoryPlan) -> Any:
+    def after(self, facts: MemoryFacts, plan: Plan) -> Any:
         """Return what `next` does, for generation that takes too long, too."""
         if not facts.generates:
             return None
@@ -266,15 +134,14 @@ class GenerationParts(Remedy):
                 "continuous_batching": "continuous batching forms its batches itself",
             }
             return Refused(who.get(facts.generates, "vLLM forms its batches itself"))
-        rows = _rollout_rows(facts)
-        parts = 2 * plan.generation_sub_batches
-        if parts > rows:
-            return Refused(f"a part is one row already: {rows} rows in {plan.generation_sub_batches} parts")
-        return parts
+        rows, parts = _rollout_rows(facts), self.of(plan)
+        if 2 * parts > rows:
+            return Refused(f"a part is one row already: {rows} rows in {parts} parts")
+        return 2 * parts
 
-    def said(self, before: MemoryPlan, after: MemoryPlan, facts: MemoryFacts) -> str:
+    def said(self, before: Plan, after: Plan, facts: MemoryFacts) -> str:
         """The number of parts."""
-        return f"generation in {after.generation_sub_batches} parts"
+        return f"generation in {self.of(after)} parts"
 
     def differences(self, facts: MemoryFacts) -> tuple[str, ...]:
         """Random numbers."""
@@ -297,13 +164,14 @@ class GradientCheckpointing(Remedy):
     """Turn gradient checkpointing on."""
 
     name = field = "gradient_checkpointing"
+    option, help = "checkpointing", "checkpointing turns on gradient checkpointing"
     words = "gradient checkpointing"
     phases = frozenset({MemoryPhase.forward, MemoryPhase.backward})
 
     def next(self, situation: Situation) -> Any:
         """Return True where it is off, and the script leaves it to the configuration."""
         facts = situation.facts
-        if facts.gradient_checkpointing or situation.plan.gradient_checkpointing:
+        if facts.gradient_checkpointing or self.of(situation.plan):
             return Refused("gradient checkpointing is on already")
         if facts.checkpointing_set_later:
             return Refused(
@@ -319,7 +187,7 @@ class GradientCheckpointing(Remedy):
             if hasattr(build.made, name):
                 setattr(build.made, name, True)
 
-    def check(self, plan: MemoryPlan, trainer: Any, record: OriginalSettings) -> str | None:
+    def check(self, plan: Plan, trainer: Any, record: OriginalSettings) -> str | None:
         """Look whether it is on."""
         if not checkpoints_activations(trainer.args) and not self._by_fsdp(trainer.args):
             name = type(trainer).__name__
@@ -340,13 +208,14 @@ class OptimizerOffload(Remedy):
     """Let DeepSpeed keep the optimizer's state in host memory."""
 
     name = field = "optimizer_offload"
+    option, help = "offload", "offload moves DeepSpeed's optimizer to host memory"
     words = "the optimizer's state in host memory"
     phases = frozenset({MemoryPhase.optimizer})
 
     def next(self, situation: Situation) -> Any:
         """Return True with ZeRO that does not do so yet."""
         facts = situation.facts
-        if facts.optimizer_offload or situation.plan.optimizer_offload:
+        if facts.optimizer_offload or self.of(situation.plan):
             return Refused("the optimizer's state is in host memory already")
         if not facts.deepspeed or not facts.layout.startswith("deepspeed-zero"):
             return Refused("the optimizer's state can be moved to host memory only with DeepSpeed's ZeRO")
@@ -361,7 +230,7 @@ class OptimizerOffload(Remedy):
             plugin.offload_optimizer_device = "cpu"
             plugin.hf_ds_config.set_stage_and_offload()
 
-    def check(self, plan: MemoryPlan, trainer: Any, record: OriginalSettings) -> str | None:
+    def check(self, plan: Plan, trainer: Any, record: OriginalSettings) -> str | None:
         """Let the optimizer be the one that the run began with, unless DeepSpeed's configuration builds it.
 
         accelerate would put DeepSpeed's own Adam for the host in its place, which cannot load the state of
@@ -387,13 +256,14 @@ class _VllmSetting(Remedy):
         if hasattr(build.source, self.setting):
             others = {**build.record.others, self.setting: getattr(build.source, self.setting)}
             build.record = replace(build.record, others=others)
-            setattr(build.made, self.setting, getattr(build.plan, self.field))
+            setattr(build.made, self.setting, self.of(build.plan))
 
 
 class VllmSleep(_VllmSetting):
     """Let vLLM free its memory while the model is trained."""
 
     name = field = "vllm_sleep"
+    option = "vllm-sleep"
     words = "vllm_enable_sleep_mode=True"
     setting = "vllm_enable_sleep_mode"
     phases = frozenset(MemoryPhase) - {MemoryPhase.generate, MemoryPhase.load}
@@ -402,14 +272,14 @@ class VllmSleep(_VllmSetting):
         """Return True where it does not do so yet."""
         if situation.facts.generates != "vllm_colocate":
             return None
-        if sleeps(situation):
+        if self.sleeps(situation):
             return Refused("vLLM frees its memory during training already")
         return True
 
-
-def sleeps(situation: Situation) -> bool:
-    """Whether vLLM frees its memory while the model is trained."""
-    return situation.facts.vllm_sleep or situation.plan.vllm_sleep
+    @classmethod
+    def sleeps(cls, situation: Situation) -> bool:
+        """Whether vLLM frees its memory while the model is trained."""
+        return situation.facts.vllm_sleep or bool(situation.plan.get(cls.field))
 
 
 DEFAULT_SHARE = 0.3
@@ -424,6 +294,8 @@ class VllmShare(_VllmSetting):
     """Lower vLLM's share of a GPU by a third."""
 
     name, field = "vllm_share", "vllm_gpu_memory_utilization"
+    kind, default = Annotated[float, pydantic.Field(gt=0.0, le=1.0)], None
+    option, help = "vllm-share", "vllm-share=SHARE"
     setting = "vllm_gpu_memory_utilization"
 
     def next(self, situation: Situation) -> Any:
@@ -431,17 +303,17 @@ class VllmShare(_VllmSetting):
         facts, plan = situation.facts, situation.plan
         if facts.generates != "vllm_colocate":
             return None
-        share, own = self.share(facts, plan), self.share(facts, MemoryPlan())
+        share, own = self.share(facts, plan), self.share(facts, {})
         if share > own:
             return Refused(f"vLLM needs vllm_gpu_memory_utilization={share:g}")
         lower = round(max(LEAST_SHARE, share * 2 / 3), 2)
         if not lower < share:
             return Refused(f"vllm_gpu_memory_utilization={share:g} is as low as it can be")
-        if sleeps(situation) and situation.phase is not MemoryPhase.generate:
+        if VllmSleep.sleeps(situation) and situation.phase is not MemoryPhase.generate:
             return Refused("vLLM has given its memory back in this phase already")
         return lower
 
-    def said(self, before: MemoryPlan, after: MemoryPlan, facts: MemoryFacts) -> str:
+    def said(self, before: Plan, after: Plan, facts: MemoryFacts) -> str:
         """The setting."""
         return _changed(self.setting, self.share(facts, before), self.share(facts, after))
 
@@ -453,10 +325,9 @@ class VllmShare(_VllmSetting):
             "vLLM with another share of memory forms different batches and samples different completions",
         )
 
-    @staticmethod
-    def share(facts: MemoryFacts, plan: MemoryPlan) -> float:
+    def share(self, facts: MemoryFacts, plan: Plan) -> float:
         """Return vLLM's share of a GPU with a plan."""
-        return plan.vllm_gpu_memory_utilization or facts.vllm_gpu_memory_utilization or DEFAULT_SHARE
+        return self.of(plan) or facts.vllm_gpu_memory_utilization or DEFAULT_SHARE
 
 
 class LargerVllmShare(VllmShare):
@@ -474,7 +345,7 @@ class LargerVllmShare(VllmShare):
         if facts.generates != "vllm_colocate":
             return None
         share = self.share(facts, situation.plan)
-        if share < self.share(facts, MemoryPlan()):
+        if share < self.share(facts, {}):
             return Refused(f"training left vLLM no more than vllm_gpu_memory_utilization={share:g}")
         larger = round(min(MOST_SHARE, share * 3 / 2), 2)
         if not larger > share:
@@ -492,6 +363,7 @@ class ExpandableSegments(Remedy):
     """Let the allocator use expandable segments."""
 
     name = field = "expandable_segments"
+    option = "expandable-segments"
     words = "expandable segments"
 
     def comes_first(self, situation: Situation) -> bool:
@@ -508,9 +380,9 @@ class ExpandableSegments(Remedy):
             return Refused("nothing is reserved and not allocated")
         if unallocated is not None and tried is not None and free is not None and unallocated < tried - free:
             return Refused("less is reserved and not allocated than was missing")
-        if situation.plan.expandable_segments:
+        if self.of(situation.plan):
             return Refused("expandable segments are on already")
-        if situation.facts.generates == "vllm_colocate" and sleeps(situation):
+        if situation.facts.generates == "vllm_colocate" and VllmSleep.sleeps(situation):
             return Refused("vLLM may refuse expandable segments while it sleeps")
         return True
 
@@ -534,6 +406,7 @@ class ShorterCompletions(Remedy):
     """Halve the longest completion, which changes the experiment: with `--allow-degrade` only."""
 
     name, field = "shorter_completions", "max_completion_length"
+    kind, default = Count, None
 
     def is_tried(self, situation: Situation) -> bool:
         """If the user allows it, where it helps."""
@@ -550,7 +423,7 @@ class ShorterCompletions(Remedy):
             return Refused(f"max_completion_length={tokens} is as short as it can be")
         return tokens // 2
 
-    def said(self, before: MemoryPlan, after: MemoryPlan, facts: MemoryFacts) -> str:
+    def said(self, before: Plan, after: Plan, facts: MemoryFacts) -> str:
         """The setting."""
         tokens = [self._tokens(facts, plan) for plan in (before, after)]
         return f"{_changed('max_completion_length', *tokens)} (--allow-degrade)"
@@ -575,8 +448,8 @@ class ShorterCompletions(Remedy):
             values = f"{self.field}={shorter}, now {self._tokens(facts, situation.plan)}"
             yield f"shorter completions ({values}; `--allow-degrade` halves it)"
 
-    def _tokens(self, facts: MemoryFacts, plan: MemoryPlan) -> int | None:
-        return plan.max_completion_length or facts.max_completion_length
+    def _tokens(self, facts: MemoryFacts, plan: Plan) -> int | None:
+        return self.of(plan) or facts.max_completion_length
 
 
 GENERATION_PARTS, SEGMENTS, COMPLETIONS = GenerationParts(), ExpandableSegments(), ShorterCompletions()
@@ -585,18 +458,40 @@ REMEDIES: tuple[Remedy, ...] = (
     LargerVllmShare(), SEGMENTS, COMPLETIONS,
 )  # fmt: skip
 """In the order in which they are tried: those that keep the update come first."""
-_BY_FIELD = {remedy.field: remedy for remedy in reversed(REMEDIES)}
+BY_FIELD = {remedy.field: remedy for remedy in reversed(REMEDIES)}
+"""The first of each field of a plan."""
+OPTIONS = {remedy.option: BY_FIELD[remedy.field] for remedy in REMEDIES if remedy.option}
+"""By name of `--memory-plan`."""
 
 
-def differing(before: MemoryPlan, after: MemoryPlan) -> list[Remedy]:
+def read_plan(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a plan of a JSON object.
+
+    Raises:
+        ValueError: a field is not known, or a value is not valid.
+    """
+    if unknown := values.keys() - BY_FIELD.keys():
+        raise ValueError(f"{', '.join(sorted(unknown))}: not in a memory plan")
+    checked = {
+        field: pydantic.TypeAdapter(BY_FIELD[field].kind).validate_python(value)
+        for field, value in values.items()
+        if value is not None
+    }
+    return {field: value for field, value in checked.items() if value != BY_FIELD[field].default}
+
+
+def text_of(plan: Plan) -> str:
+    """Return what is changed, as `--memory-plan` has it, such as `micro-batch=2,checkpointing`."""
+    named = {remedy.option or remedy.field: remedy.of(plan) for remedy in differing({}, plan)}
+    return ",".join(name if value is True else f"{name}={value}" for name, value in named.items())
+
+
+def differing(before: Plan, after: Plan) -> list[Remedy]:
     """Return what makes the difference between two plans."""
-    return [
-        remedy
-        for remedy in REMEDIES
-        if _BY_FIELD[remedy.field] is remedy and getattr(before, remedy.field) != getattr(after, remedy.field)
-    ]
+    firsts = (remedy for remedy in REMEDIES if BY_FIELD[remedy.field] is remedy)
+    return [remedy for remedy in firsts if remedy.of(before) != remedy.of(after)]
 
 
-def in_settings(before: MemoryPlan, after: MemoryPlan, facts: MemoryFacts) -> str:
+def in_settings(before: Plan, after: Plan, facts: MemoryFacts) -> str:
     """Return what differs between two plans in the terms of the script's settings."""
     return ", ".join(remedy.said(before, after, facts) for remedy in differing(before, after))

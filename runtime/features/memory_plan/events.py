@@ -1,6 +1,6 @@
 """The memory plan of a run: what the journal says of it, and what is replayed from that.
 
-A plan belongs to the run, so later launches of the run keep it. Pure.
+A plan belongs to the run, so later launches of the run keep it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import msgspec
 
 from grpo_run.runtime.event import Event
-from grpo_run.runtime.features.memory_plan._plan import MemoryPlan
+from grpo_run.runtime.features.memory_plan._remedies import read_plan, text_of
 from grpo_run.runtime.history.history import HistoryPart
 
 
@@ -21,7 +21,7 @@ class PlanChanged(Event, kw_only=True):
 
     Attributes:
         fallback_step, phase: what was changed, and the phase that had run out of memory.
-        plan, before: JSON objects of `MemoryPlan`.
+        plan, before: what is changed, by field.
         skipped: further changes, each with the reason why it was not made.
         inexact: why the updates are not those of the script's own settings.
     """
@@ -50,7 +50,7 @@ class MemoryPlanApplied(Event, kw_only=True):
 
 
 class MemoryPlanGiven(Event, kw_only=True):
-    """The user has given a plan. `plan` is a JSON object of `MemoryPlan`."""
+    """The user has given a plan. `plan` is what is changed, by field."""
 
     plan: dict[str, Any]
 
@@ -66,24 +66,24 @@ class PlanRecord(HistoryPart):
 
     EVENTS: ClassVar[tuple[type[Event], ...]] = (PlanChanged, MemoryPlanGiven)
 
-    plan: MemoryPlan = field(default_factory=MemoryPlan)
-    given: MemoryPlan = field(default_factory=MemoryPlan)
+    plan: dict[str, Any] = field(default_factory=dict)
+    given: dict[str, Any] = field(default_factory=dict)
 
     def apply(self, event: PlanChanged | MemoryPlanGiven) -> None:
         """Take over a plan that was changed, or that of the user, who knows better than what was found so
         far.
         """
-        self.plan = MemoryPlan.model_validate(event.plan)
+        self.plan = read_plan(event.plan)
         if isinstance(event, MemoryPlanGiven):
             self.given = self.plan
 
     def facts(self) -> dict[str, str]:
         """Return what is changed."""
-        return {"memory plan": self.plan.text}
+        return {"memory plan": text_of(self.plan)}
 
     def as_json(self) -> dict[str, Any]:
         """Return what is changed, by field."""
-        return {"memory_plan": self.plan.model_dump(exclude_defaults=True)}
+        return {"memory_plan": self.plan}
 
 
 PART = PlanRecord

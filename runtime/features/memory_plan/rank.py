@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from types import MappingProxyType
 from typing import Any
 
 import wrapt
 
 from grpo_run.runtime.features.memory_plan import _configuration as configuration
-from grpo_run.runtime.features.memory_plan._plan import MemoryPlan
+from grpo_run.runtime.features.memory_plan._remedies import GENERATION_PARTS, text_of
+from grpo_run.runtime.features.memory_plan._remedy import Plan
 from grpo_run.runtime.features.memory_plan.events import MemoryPlanApplied
 from grpo_run.runtime.features.memory_plan.settings import MemoryPlanSettings
 from grpo_run.runtime.memory.script_settings import OriginalSettings
@@ -19,11 +21,11 @@ class MemoryPlanPart(RankFeature):
     """The memory plan of this rank."""
 
     name = MemoryPlanSettings.NAME
-    _plan = MemoryPlan()
+    _plan: Plan = MappingProxyType({})
 
     def script_begins(self, session: Session) -> None:
         """Apply the plan to every trainer that the script builds, and let calls of generation be divided."""
-        plan = self._plan = MemoryPlan.model_validate(session.settings.features.get(self.name) or {})
+        plan = self._plan = session.settings.features.get(self.name, {})
 
         def report(made: Any, record: OriginalSettings) -> None:
             if session.is_main:
@@ -31,7 +33,7 @@ class MemoryPlanPart(RankFeature):
                     MemoryPlanApplied(
                         rank=0,
                         config=type(made).__name__,
-                        plan=plan.text,
+                        plan=text_of(plan),
                         per_device_train_batch_size=made.per_device_train_batch_size,
                         gradient_accumulation_steps=made.gradient_accumulation_steps,
                         divided_by=record.divided_by,
@@ -42,7 +44,7 @@ class MemoryPlanPart(RankFeature):
             lambda module: configuration.install(module.Trainer, module.TrainingArguments, plan, report),
             "transformers.trainer",
         )
-        if plan.generation_sub_batches > 1:
+        if GENERATION_PARTS.of(plan) > 1:
             wrapt.register_post_import_hook(_wrap_generate, "transformers.generation.utils")
 
     def check_trainer(self, session: Session, trainer: Any) -> None:
@@ -52,7 +54,7 @@ class MemoryPlanPart(RankFeature):
 
     def rollouts(self, trainer: Any, session: Session, train_call: int, points: RolloutPoints) -> None:
         """Divide the calls of generation."""
-        parts = self._plan.generation_sub_batches
+        parts = GENERATION_PARTS.of(self._plan)
         if parts > 1:
             # imports torch, which only the script may import first
             from grpo_run.runtime.rank.rollouts.generate_calls import in_sub_batches

@@ -8,48 +8,42 @@ from __future__ import annotations
 
 import difflib
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pydantic
 
 from grpo_run.runtime.errors import ConfigError
-from grpo_run.runtime.features.memory_plan._plan import OPTION_OF, MemoryPlan
+from grpo_run.runtime.features.memory_plan._remedies import OPTIONS, read_plan
 from grpo_run.runtime.launch.option import OptionGroup, option
 
-FIELDS = {name: field for field, name in OPTION_OF.items()}
-SWITCHES = {name for name, field in FIELDS.items() if MemoryPlan.model_fields[field].default is False}
-"""Names without a value."""
-_DOES = ", ".join(MemoryPlan.model_fields[field].description or name for name, field in FIELDS.items())
+_DOES = ", ".join(remedy.help or name for name, remedy in OPTIONS.items())
 
 
-def parse_memory_plan(text: str) -> MemoryPlan:
+def parse_memory_plan(text: str) -> dict[str, Any]:
     """Parse the option.
 
     Raises:
         ConfigError: a name is unknown or given twice, or a value is out of range.
     """
-    fields: dict[str, object] = {}
+    plan: dict[str, Any] = {}
     for item in text.split(","):
         name, equals, value = (part.strip() for part in item.partition("="))
-        if name not in FIELDS:
-            near = difflib.get_close_matches(name, FIELDS, 1)
-            hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(FIELDS)}"
-            raise ConfigError(f"--memory-plan {item.strip() or repr(item)}: unknown; {hint}")
-        field = FIELDS[name]
-        if field in fields:
+        said = f"--memory-plan {item.strip() or repr(item)}"
+        if name not in OPTIONS:
+            near = difflib.get_close_matches(name, OPTIONS, 1)
+            hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(OPTIONS)}"
+            raise ConfigError(f"{said}: unknown; {hint}")
+        remedy = OPTIONS[name]
+        is_switch = remedy.default is False
+        if remedy.field in plan:
             raise ConfigError(f"--memory-plan {name}: given twice")
-        if (name in SWITCHES) == bool(equals):
-            raise ConfigError(f"--memory-plan {item.strip()}: expected {_expected(name)}")
-        fields[field] = True if name in SWITCHES else value
+        if is_switch == bool(equals):
+            raise ConfigError(f"{said}: expected {name}{' without a value' if is_switch else '=NUMBER'}")
         try:
-            MemoryPlan.model_validate({field: fields[field]})
+            plan |= {remedy.field: remedy.default} | read_plan({remedy.field: is_switch or value})
         except pydantic.ValidationError as error:
-            raise ConfigError(f"--memory-plan {item.strip()}: {error.errors()[0]['msg'].lower()}") from None
-    return MemoryPlan.model_validate(fields)
-
-
-def _expected(name: str) -> str:
-    return f"{name} without a value" if name in SWITCHES else f"{name}=NUMBER"
+            raise ConfigError(f"{said}: {error.errors()[0]['msg'].lower()}") from None
+    return read_plan(plan)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,8 +55,8 @@ class MemoryPlanSettings:
     """
 
     NAME: ClassVar[str] = "memory_plan"
-    plan: MemoryPlan = option(
-        MemoryPlan, "--memory-plan", group=OptionGroup.training, metavar="NAME[=VALUE],...",
+    plan: dict[str, Any] = option(
+        dict, "--memory-plan", group=OptionGroup.training, metavar="NAME[=VALUE],...",
         read=parse_memory_plan,
         help=f"use less memory for the same update: {_DOES} (default: what the script has set, until a rank"
         " runs out of memory)",

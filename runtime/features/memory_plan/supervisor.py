@@ -19,8 +19,8 @@ from grpo_run.runtime.features.memory_plan._decision import (
     decide_generation_stall,
     decide_out_of_memory,
 )
-from grpo_run.runtime.features.memory_plan._plan import MemoryPlan
-from grpo_run.runtime.features.memory_plan._remedies import SEGMENTS, Situation, differing
+from grpo_run.runtime.features.memory_plan._remedies import COMPLETIONS, SEGMENTS, differing, text_of
+from grpo_run.runtime.features.memory_plan._remedy import Situation
 from grpo_run.runtime.features.memory_plan._returned import ReturnedMemory, visible_gpus
 from grpo_run.runtime.features.memory_plan.events import MemoryPlanGiven, PlanChanged, PlanRecord
 from grpo_run.runtime.features.memory_plan.settings import MemoryPlanSettings
@@ -72,9 +72,9 @@ class RunMemory(SupervisorFeature):
             self._began = True
             self._returned.begin()
             given = self._settings.plan
-            if given.changed and given != self._record.given:
-                self._reporter.write(MemoryPlanGiven(plan=given.model_dump(exclude_defaults=True)))
-                self._reporter.notify(f"memory plan of this command: {given.text}")
+            if given and given != self._record.given:
+                self._reporter.write(MemoryPlanGiven(plan=given))
+                self._reporter.notify(f"memory plan of this command: {text_of(given)}")
             return
         last = self._history.recoveries[-1] if self._history.recoveries else None
         if last is not None and last.cause == str(Cause.gpu_oom) and last.recovery_seconds is None:
@@ -84,19 +84,19 @@ class RunMemory(SupervisorFeature):
 
     def rank_config(self, config: RunConfig) -> RunConfig:
         """Cap completions at the plan's length, if it has any."""
-        tokens = self._record.plan.max_completion_length
+        tokens = COMPLETIONS.of(self._record.plan)
         if tokens is None:
             return config
-        return replace(config, generation={**config.generation, "max_completion_length": tokens})
+        return replace(config, generation={**config.generation, COMPLETIONS.field: tokens})
 
     def rank_settings(self, rank: int, files: AttemptFiles) -> dict[str, Any] | None:
         """Return the plan."""
-        return self._record.plan.model_dump(exclude_defaults=True)
+        return self._record.plan
 
     def rank_environment(self, environment: Mapping[str, str]) -> dict[str, str]:
         """Return the variables of the plan."""
         variables: dict[str, str] = {}
-        for remedy in differing(MemoryPlan(), self._record.plan):
+        for remedy in differing({}, self._record.plan):
             variables |= remedy.environment(environment)
         return variables
 
@@ -111,17 +111,17 @@ class RunMemory(SupervisorFeature):
 
         The allocator's part has.
         """
-        if self._warned or not self._record.plan.changed:
+        plan = {name: value for name, value in self._record.plan.items() if name != SEGMENTS.field}
+        if self._warned or not plan:
             return
-        plan = self._record.plan.model_copy(update={SEGMENTS.field: False})
         history, call = self._history, self._history.calls.interrupted
         loop = history.no_trainer.current and not history.no_trainer.trainer
-        if plan.changed and (loop or (call is not None and call.trainer_class == LOOP)):
+        if loop or (call is not None and call.trainer_class == LOOP):
             self._warned = True
             self._reporter.warn(
                 None,
-                f"the memory plan {plan.text} has no effect on training of the script's own: it changes the"
-                " configuration of a Trainer",
+                f"the memory plan {text_of(plan)} has no effect on training of the script's own: it changes"
+                " the configuration of a Trainer",
             )
 
     def answer(self, fault: Fault) -> Answer | None:
@@ -179,8 +179,8 @@ class RunMemory(SupervisorFeature):
                 step=self._history.recoveries[-1].step,
                 fallback_step=change.remedy.name,
                 phase=str(change.phase),
-                plan=change.plan.model_dump(exclude_defaults=True),
-                before=before.model_dump(exclude_defaults=True),
+                plan=change.plan,
+                before=before,
                 skipped=[{"fallback_step": name, "why": why} for name, why in change.skipped.items()],
                 inexact=list(change.inexact),
             )

@@ -11,7 +11,6 @@ import pytest
 from support.tiny_trainers import tiny, tiny_trainer
 
 from grpo_run.runtime.features.memory_plan._configuration import apply
-from grpo_run.runtime.features.memory_plan._plan import MemoryPlan
 from grpo_run.runtime.memory.facts import MemoryFacts, split_refusals
 from grpo_run.runtime.memory.files import read_facts
 from grpo_run.runtime.memory.script_settings import OriginalSettings
@@ -23,7 +22,7 @@ from grpo_run.runtime.upstream.trainer_kinds import trainer_kind
 
 def trainer_of(kind: str, folder: Path, **settings: Any) -> Any:
     made = tiny_trainer(kind, folder, rows=20, **{"gradient_accumulation_steps": 2, **settings})
-    apply(made.args, MemoryPlan())[1].keep(made.args)
+    apply(made.args, {})[1].keep(made.args)
     return made
 
 

@@ -15,23 +15,24 @@ from typing import Any
 import pytest
 import transformers
 import trl
+from support.memory_cases import planned
 
 from grpo_run.runtime.errors import ConfigError
 from grpo_run.runtime.features.memory_plan import _configuration as configuration
-from grpo_run.runtime.features.memory_plan._plan import MemoryPlan
+from grpo_run.runtime.features.memory_plan._remedy import Plan
 from grpo_run.runtime.memory.script_settings import original_settings, record_of
 from grpo_run.runtime.rank.resuming.identification import settings_digest
 
-HALVED = MemoryPlan(micro_batch_divisor=2)
+HALVED = planned(micro_batch_divisor=2)
 Make = Callable[..., Any]
 
 
-def build(plan: MemoryPlan, args: Any) -> Any:
+def build(plan: Plan, args: Any) -> Any:
     """Return a configuration as a trainer has it that is built with a plan."""
     return trainer_class(plan)(args=args).args
 
 
-def trainer_class(plan: MemoryPlan, report: Any = lambda made, record: None) -> Any:
+def trainer_class(plan: Plan, report: Any = lambda made, record: None) -> Any:
     """Return a class that stands for a trainer of TRL, built with a plan from now on."""
 
     class Trainer:
@@ -88,7 +89,7 @@ def test_the_micro_batch_is_halved_and_a_step_and_a_rollout_keep_their_samples(
 
 def test_every_configuration_of_trl_and_transformers_is_changed(make: Make) -> None:
     for kind in (trl.SFTConfig, transformers.TrainingArguments):
-        assert sizes(build(MemoryPlan(micro_batch_divisor=4), make(kind)))[:2] == (2, 12)
+        assert sizes(build(planned(micro_batch_divisor=4), make(kind)))[:2] == (2, 12)
 
 
 @pytest.mark.parametrize(
@@ -104,7 +105,7 @@ def test_every_configuration_of_trl_and_transformers_is_changed(make: Make) -> N
 def test_a_loss_that_a_split_would_change_is_not_split_also_where_another_stage_is(
     make: Make, kind: Any, settings: dict[str, Any], words: str
 ) -> None:
-    plan = MemoryPlan(micro_batch_divisor=2, gradient_checkpointing=True)
+    plan = planned(micro_batch_divisor=2, gradient_checkpointing=True)
     trainer = trainer_class(plan)(args=make(kind, **settings))
     assert sizes(trainer.args)[:2] == (8, 3)
     assert trainer.args.activation_checkpointing
@@ -172,7 +173,7 @@ def test_a_copy_has_the_record_and_a_pickle_needs_nothing_of_ours(make: Make) ->
 
 
 def test_gradient_checkpointing_is_turned_on_by_either_name(make: Make) -> None:
-    plan = MemoryPlan(gradient_checkpointing=True)
+    plan = planned(gradient_checkpointing=True)
     for settings in ({"activation_checkpointing": False}, {"gradient_checkpointing": False}, {}):
         made = build(plan, make(transformers.TrainingArguments, **settings))
         assert made.activation_checkpointing
@@ -183,7 +184,7 @@ def test_gradient_checkpointing_is_turned_on_by_either_name(make: Make) -> None:
 
 
 def test_vllm_gets_its_share_and_sleeps(make: Make) -> None:
-    made = build(MemoryPlan(vllm_gpu_memory_utilization=0.2, vllm_sleep=True), make())
+    made = build(planned(vllm_gpu_memory_utilization=0.2, vllm_sleep=True), make())
     assert (made.vllm_gpu_memory_utilization, made.vllm_enable_sleep_mode) == (0.2, True)
     assert original_settings(made)["vllm_gpu_memory_utilization"] == 0.3
 
@@ -191,27 +192,27 @@ def test_vllm_gets_its_share_and_sleeps(make: Make) -> None:
 def test_a_call_is_the_same_call_with_another_plan(make: Make) -> None:
     """Its settings are part of what it is recognized by when its directory has moved."""
 
-    def digest(plan: MemoryPlan) -> str:
+    def digest(plan: Plan) -> str:
         made = build(plan, make(activation_checkpointing=False))
         return settings_digest(SimpleNamespace(args=made, train_dataset=[1]))
 
-    without = digest(MemoryPlan())
+    without = digest({})
     for changed in (
-        MemoryPlan(micro_batch_divisor=4, gradient_checkpointing=True, vllm_sleep=True),
-        MemoryPlan(vllm_gpu_memory_utilization=0.1),
+        planned(micro_batch_divisor=4, gradient_checkpointing=True, vllm_sleep=True),
+        planned(vllm_gpu_memory_utilization=0.1),
     ):
         assert digest(changed) == without
 
 
 def test_a_plan_that_took_effect_passes_the_check(make: Make) -> None:
-    plan = MemoryPlan(micro_batch_divisor=2, gradient_checkpointing=True)
+    plan = planned(micro_batch_divisor=2, gradient_checkpointing=True)
     assert [*configuration.check(trainer_class(plan)(args=make()), plan)] == []
     assert [*configuration.check(SimpleNamespace(args=SimpleNamespace()), plan)] == []
 
 
 def test_a_setting_that_the_script_sets_again_is_found(make: Make) -> None:
     """On the trainer, or on the configuration that it was given."""
-    plan = MemoryPlan(micro_batch_divisor=2, gradient_checkpointing=True)
+    plan = planned(micro_batch_divisor=2, gradient_checkpointing=True)
     trainer = trainer_class(plan)(args=make())
     trainer.args.per_device_train_batch_size = 8
     with pytest.raises(ConfigError, match="has per_device_train_batch_size=8"):
@@ -243,7 +244,7 @@ def test_a_configuration_that_the_trainer_was_not_built_with_is_found(make: Make
 
 def test_a_batch_that_the_divisor_does_not_divide_is_divided_as_far_as_it_goes(make: Make) -> None:
     """Another stage of the script may have a smaller batch than the one that ran out of memory."""
-    plan = MemoryPlan(micro_batch_divisor=4)
+    plan = planned(micro_batch_divisor=4)
     for batch, divided in ((6, (3, 6)), (1, (1, 3))):
         trainer = trainer_class(plan)(args=make(trl.SFTConfig, per_device_train_batch_size=batch))
         assert sizes(trainer.args)[:2] == divided
@@ -255,7 +256,7 @@ def test_what_is_changed_is_reported_and_without_a_plan_nothing_is_copied(make: 
     reported: list[int] = []
     trainer_class(HALVED, lambda made, record: reported.append(record.divided_by))(args=make())
     given = make()
-    assert trainer_class(MemoryPlan(), lambda made, record: reported.append(1))(args=given).args is given
+    assert trainer_class({}, lambda made, record: reported.append(1))(args=given).args is given
     assert reported == [2]
 
 
@@ -269,7 +270,7 @@ class DeepSpeedSettings:
         self.read += 1
 
 
-OFFLOADED = MemoryPlan(optimizer_offload=True)
+OFFLOADED = planned(optimizer_offload=True)
 
 
 def offload(make: Make, **config: Any) -> Any:

@@ -14,8 +14,7 @@ from grpo_run.runtime.features.memory_plan._decision import (
     decide_generation_stall,
     decide_out_of_memory,
 )
-from grpo_run.runtime.features.memory_plan._plan import MemoryPlan
-from grpo_run.runtime.features.memory_plan._remedies import Situation
+from grpo_run.runtime.features.memory_plan._remedy import Situation
 from grpo_run.runtime.features.memory_plan.events import PlanRecord
 from grpo_run.runtime.features.memory_plan.shown import ACTION as CHANGE
 from grpo_run.runtime.history.history import History
@@ -40,9 +39,7 @@ def situation(
         text="CUDA out of memory.",
         figures=figures,
     )
-    given = Situation(
-        shortage=shortage, facts=GRPO, plan=MemoryPlan(), start="restart from checkpoint-6", budget=3
-    )
+    given = Situation(shortage=shortage, facts=GRPO, plan={}, start="restart from checkpoint-6", budget=3)
     return replace(given, **changed)
 
 
@@ -50,7 +47,7 @@ class Story:
     """A run that goes from one out-of-memory error to the next, journaled as the supervisor does."""
 
     def __init__(self, **plan: Any) -> None:
-        self.record = PlanRecord(plan=MemoryPlan(**plan))
+        self.record = PlanRecord(plan=plan)
         self.history = History(parts=(self.record,))
         self.apply("run_started")
 
@@ -63,7 +60,7 @@ class Story:
         decision = found.decision
         self.apply("action", action=str(decision.action), reason="", patient=decision.patient)
         if found.change is not None:
-            plan = found.change.plan.model_dump(exclude_defaults=True)
+            plan = found.change.plan
             self.apply("plan_changed", plan=plan, inexact=list(found.change.inexact))
         return found
 
@@ -117,7 +114,7 @@ def test_a_user_who_allows_it_gets_shorter_completions_instead_of_the_end() -> N
     story = Story(generation_sub_batches=8, expandable_segments=True)
     found = story.out_of_memory(situation(MemoryPhase.generate, allow_degrade=True))
     assert found.change is not None
-    assert found.change.plan.max_completion_length == 256
+    assert found.change.plan["max_completion_length"] == 256
     assert any("shorter" in reason for reason in found.change.inexact)
 
 
@@ -147,7 +144,7 @@ def test_without_a_phase_of_a_trainer_a_restart_as_it_is_comes_first_and_the_mic
         "vllm_sleep",
         Action.restart,
     ]
-    assert story.record.plan.micro_batch_divisor == 1
+    assert "micro_batch_divisor" not in story.record.plan
 
 
 def test_expandable_segments_are_not_tried_where_they_free_too_little() -> None:
@@ -218,7 +215,7 @@ def stalled(*actions: str, steps: tuple[int, ...] | None = None) -> History:
 
 def stall_decision(history: History, budget: int = 3, **changed: Any) -> MemoryDecision | None:
     given = facts(**changed) if changed else GRPO
-    return decide_generation_stall(history, given, MemoryPlan(), start="from checkpoint-6", budget=budget)
+    return decide_generation_stall(history, given, {}, start="from checkpoint-6", budget=budget)
 
 
 def test_generation_that_stalls_twice_at_a_step_is_made_in_smaller_calls() -> None:
@@ -226,8 +223,8 @@ def test_generation_that_stalls_twice_at_a_step_is_made_in_smaller_calls() -> No
     assert decision is not None
     assert decision.change is not None
     assert decision.decision.action == CHANGE
-    assert decision.change.plan.generation_sub_batches == 2
-    said = [*decision.change.sentences(MemoryPlan(), GRPO)]
+    assert decision.change.plan == {"generation_sub_batches": 2}
+    said = [*decision.change.sentences({}, GRPO)]
     assert said[0] == (
         "memory plan: generation in 2 parts; generation has not returned in time twice at this step"
     )

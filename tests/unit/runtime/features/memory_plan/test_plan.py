@@ -2,49 +2,48 @@
 
 from __future__ import annotations
 
-import pydantic
-import pytest
+from typing import Any
 
-from grpo_run.runtime.features.memory_plan._plan import MemoryPlan
+import pytest
+from support.memory_cases import planned
+
+from grpo_run.runtime.features.memory_plan._remedies import read_plan, text_of
 from grpo_run.runtime.features.memory_plan.settings import parse_memory_plan
 
 
-def test_the_default_changes_nothing() -> None:
-    assert not MemoryPlan().changed
-    assert MemoryPlan().text == ""
-
-
 def test_the_text_names_what_is_changed_only() -> None:
-    plan = MemoryPlan(micro_batch_divisor=4, gradient_checkpointing=True)
-    assert plan.text == "micro-batch=4,checkpointing"
+    assert text_of({}) == ""
+    plan = planned(micro_batch_divisor=4, gradient_checkpointing=True)
+    assert text_of(read_plan({**plan, "vllm_sleep": False})) == "micro-batch=4,checkpointing"
 
 
 @pytest.mark.parametrize(
-    "field",
+    "values",
     [
-        {"micro_batch_divisor": 0},
-        {"generation_sub_batches": 0},
-        {"vllm_gpu_memory_utilization": 1.5},
-        {"no_such_field": 1},
+        planned(micro_batch_divisor=0),
+        planned(generation_sub_batches=0),
+        planned(vllm_gpu_memory_utilization=1.5),
+        planned(no_such_field=1),
     ],
 )
-def test_a_plan_that_no_run_can_have_is_refused(field: dict[str, float]) -> None:
-    with pytest.raises(pydantic.ValidationError):
-        MemoryPlan.model_validate(field)
+def test_a_plan_that_no_run_can_have_is_refused(values: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=r"no_such_field|should be"):
+        read_plan(values)
 
 
 @pytest.mark.parametrize(
     ("text", "plan"),
     [
-        ("micro-batch=2, checkpointing", MemoryPlan(micro_batch_divisor=2, gradient_checkpointing=True)),
+        ("micro-batch=2, checkpointing", planned(micro_batch_divisor=2, gradient_checkpointing=True)),
         (
             "sub-batches=4,vllm-share=0.25,vllm-sleep,offload,expandable-segments",
-            MemoryPlan(
+            planned(
                 generation_sub_batches=4, vllm_gpu_memory_utilization=0.25, vllm_sleep=True,
                 optimizer_offload=True, expandable_segments=True,
             ),
         ),
+        ("micro-batch=1", {}),
     ],
 )  # fmt: skip
-def test_the_option_is_a_list_of_names_and_numbers(text: str, plan: MemoryPlan) -> None:
+def test_the_option_is_a_list_of_names_and_numbers(text: str, plan: dict[str, Any]) -> None:
     assert parse_memory_plan(text) == plan

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from support.memory_cases import COLOCATED, GRPO, SFT, facts
+from support.memory_cases import COLOCATED, GRPO, SFT, facts, planned
 
 from grpo_run.runtime.features.memory_plan._decision import PlanChange, next_change
-from grpo_run.runtime.features.memory_plan._plan import MemoryPlan
-from grpo_run.runtime.features.memory_plan._remedies import Situation
+from grpo_run.runtime.features.memory_plan._remedies import text_of
+from grpo_run.runtime.features.memory_plan._remedy import Plan, Situation
 from grpo_run.runtime.memory.facts import MemoryFacts
 from grpo_run.watchdog.causes import Cause
 from grpo_run.watchdog.memory.error_patterns import ErrorSource
@@ -22,7 +22,7 @@ FRAGMENTED = Figures(tried_bytes=1 << 30, unallocated_bytes=10 << 30)
 def apply_step(
     phase: MemoryPhase,
     given: MemoryFacts = GRPO,
-    plan: MemoryPlan | None = None,
+    plan: Plan | None = None,
     *,
     figures: Figures | None = None,
     source: ErrorSource = ErrorSource.allocator,
@@ -31,9 +31,7 @@ def apply_step(
     shortage = Shortage(
         cause=Cause.gpu_oom, source=source, phase=phase, text="out of memory", figures=figures or Figures()
     )
-    return next_change(
-        Situation(shortage=shortage, facts=given, plan=plan or MemoryPlan(), start="", budget=3, **more)
-    )
+    return next_change(Situation(shortage=shortage, facts=given, plan=plan or {}, start="", budget=3, **more))
 
 
 def change_of(*arguments: Any, **more: Any) -> PlanChange:
@@ -45,11 +43,11 @@ def change_of(*arguments: Any, **more: Any) -> PlanChange:
 
 def plans(phase: MemoryPhase, given: MemoryFacts, **more: bool) -> list[str]:
     """Return the plans of a run whose every attempt runs out of memory in one phase."""
-    plan, texts = MemoryPlan(), []
+    plan, texts = {}, []
     while isinstance(change := apply_step(phase, given, plan, **more), PlanChange):
         plan = change.plan
-        assert plan.text not in texts, "a plan comes back, and the steps would have no end"
-        texts.append(plan.text)
+        assert text_of(plan) not in texts, "a plan comes back, and the steps would have no end"
+        texts.append(text_of(plan))
     return texts
 
 
@@ -60,7 +58,7 @@ BATCH_PHASES = [MemoryPhase.score, MemoryPhase.forward, MemoryPhase.backward]
 @pytest.mark.parametrize("given", [GRPO, SFT])
 def test_phases_of_a_micro_batch_halve_it_first(phase: MemoryPhase, given: MemoryFacts) -> None:
     change = change_of(phase, given)
-    assert change.plan == MemoryPlan(micro_batch_divisor=2)
+    assert change.plan == planned(micro_batch_divisor=2)
     assert not change.inexact
 
 
@@ -92,7 +90,7 @@ def test_a_refused_split_is_named_and_the_next_step_is_taken() -> None:
     """Why a split is refused is tested with `split_refusals`."""
     change = change_of(MemoryPhase.backward, facts(loss_type="bnpo"))
     assert change.remedy.name == "gradient_checkpointing"
-    assert change.plan.micro_batch_divisor == 1
+    assert change.plan == {"gradient_checkpointing": True}
     assert "bnpo" in change.skipped["micro_batch"]
 
 
@@ -120,9 +118,9 @@ def test_dropout_and_a_ragged_last_batch_are_said_to_be_inexact() -> None:
 
 def test_the_optimizer_is_offloaded_with_deepspeed_only() -> None:
     zero = change_of(MemoryPhase.optimizer, facts(deepspeed=True, layout="deepspeed-zero2"))
-    assert zero.plan == MemoryPlan(optimizer_offload=True)
+    assert zero.plan == planned(optimizer_offload=True)
     replicated = change_of(MemoryPhase.optimizer)
-    assert replicated.plan == MemoryPlan(expandable_segments=True)
+    assert replicated.plan == planned(expandable_segments=True)
 
 
 def test_a_smaller_micro_batch_is_never_the_answer_to_the_optimizer_or_to_generation() -> None:
@@ -133,25 +131,23 @@ def test_a_smaller_micro_batch_is_never_the_answer_to_the_optimizer_or_to_genera
 def test_vllm_gives_up_a_part_of_its_share_in_generation_and_sleeps_for_the_optimizer() -> None:
     generation = change_of(MemoryPhase.generate, facts(**COLOCATED))
     optimizer = change_of(MemoryPhase.optimizer, facts(**COLOCATED))
-    assert generation.plan == MemoryPlan(vllm_gpu_memory_utilization=0.2)
-    assert optimizer.plan == MemoryPlan(vllm_sleep=True)
+    assert generation.plan == planned(vllm_gpu_memory_utilization=0.2)
+    assert optimizer.plan == planned(vllm_sleep=True)
 
 
 def test_a_cache_that_is_too_small_gets_a_larger_share_and_no_less_memory() -> None:
     change = change_of(MemoryPhase.load, facts(**COLOCATED), source=ErrorSource.vllm_cache)
-    assert change.plan == MemoryPlan(vllm_gpu_memory_utilization=0.45)
+    assert change.plan == planned(vllm_gpu_memory_utilization=0.45)
 
 
 def test_a_share_of_vllm_never_goes_up_after_it_went_down_or_down_after_it_went_up() -> None:
     lowered = apply_step(
         MemoryPhase.load,
         facts(**COLOCATED),
-        MemoryPlan(vllm_gpu_memory_utilization=0.2),
+        planned(vllm_gpu_memory_utilization=0.2),
         source=ErrorSource.vllm_cache,
     )
-    raised = apply_step(
-        MemoryPhase.generate, facts(**COLOCATED), MemoryPlan(vllm_gpu_memory_utilization=0.45)
-    )
+    raised = apply_step(MemoryPhase.generate, facts(**COLOCATED), planned(vllm_gpu_memory_utilization=0.45))
     assert isinstance(lowered, str)
     assert isinstance(raised, PlanChange)
     assert raised.remedy.name == "expandable_segments"
@@ -159,7 +155,7 @@ def test_a_share_of_vllm_never_goes_up_after_it_went_down_or_down_after_it_went_
 
 def test_expandable_segments_come_first_for_fragmented_memory() -> None:
     change = change_of(MemoryPhase.backward, figures=FRAGMENTED)
-    assert change.plan == MemoryPlan(expandable_segments=True)
+    assert change.plan == planned(expandable_segments=True)
 
 
 @pytest.mark.parametrize(
@@ -185,7 +181,7 @@ def test_completions_are_shortened_only_if_the_user_allows_it_and_after_everythi
 
 
 def test_without_a_fallback_step_left_changes_of_the_experiment_are_proposed() -> None:
-    plan = MemoryPlan(generation_sub_batches=8, expandable_segments=True)
+    plan = planned(generation_sub_batches=8, expandable_segments=True)
     end = apply_step(MemoryPhase.generate, GRPO, plan)
     assert isinstance(end, str)
     assert "would change the experiment: shorter completions (" in end
@@ -194,7 +190,7 @@ def test_without_a_fallback_step_left_changes_of_the_experiment_are_proposed() -
 
 @pytest.mark.parametrize("phase", [MemoryPhase.optimizer, MemoryPhase.reward, MemoryPhase.save])
 def test_nothing_is_proposed_that_does_not_lower_the_peak_of_the_phase(phase: MemoryPhase) -> None:
-    end = apply_step(phase, GRPO, MemoryPlan(expandable_segments=True), allow_degrade=True)
+    end = apply_step(phase, GRPO, planned(expandable_segments=True), allow_degrade=True)
     assert isinstance(end, str)
     assert "would change the experiment" not in end
 
@@ -202,12 +198,12 @@ def test_nothing_is_proposed_that_does_not_lower_the_peak_of_the_phase(phase: Me
 @pytest.mark.parametrize("asleep", [True, False], ids=["script", "plan"])
 def test_a_smaller_share_is_left_out_where_vllm_sleeps_and_holds_nothing(asleep: bool) -> None:
     """While it generates it has its share, and gives a part of it up."""
-    given, plan = facts(**COLOCATED, vllm_sleep=asleep), MemoryPlan(vllm_sleep=not asleep)
+    given, plan = facts(**COLOCATED, vllm_sleep=asleep), planned(vllm_sleep=not asleep)
     end = apply_step(MemoryPhase.optimizer, given, plan)
     assert isinstance(end, str)
     assert "has given its memory back" in end
     generation = change_of(MemoryPhase.generate, facts(given, generation_batch_size=2), plan)
-    assert generation.plan.vllm_gpu_memory_utilization == 0.2
+    assert generation.plan["vllm_gpu_memory_utilization"] == 0.2
 
 
 @pytest.mark.parametrize("phase", list(MemoryPhase))

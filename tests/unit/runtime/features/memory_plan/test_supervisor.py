@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 from support.journal import event, read_records
-from support.memory_cases import GRPO, facts
+from support.memory_cases import GRPO, facts, planned
 
 from grpo_run.runtime.call_names import LOOP
-from grpo_run.runtime.features.memory_plan._plan import MemoryPlan
+from grpo_run.runtime.features.memory_plan._remedy import Plan
 from grpo_run.runtime.features.memory_plan.events import PART as HISTORY
 from grpo_run.runtime.features.memory_plan.supervisor import EARLY_COMMITS, PART
 from grpo_run.runtime.history.attempt_files import AttemptFiles
@@ -56,9 +56,7 @@ def after_step(kept_bytes: int) -> RankMemory:
 class Supervised:
     """The memory plan in a supervisor, with a real journal."""
 
-    def __init__(
-        self, directory: Path, given: Any = GRPO, plan: MemoryPlan | None = None, **options: Any
-    ) -> None:
+    def __init__(self, directory: Path, given: Any = GRPO, plan: Plan | None = None, **options: Any) -> None:
         self.run = RunDirectory(path=directory)
         self.run.create()
         if given is not None:
@@ -75,7 +73,7 @@ class Supervised:
         self.reporter.write(event("run_started"))
 
     @property
-    def plan(self) -> MemoryPlan:
+    def plan(self) -> Plan:
         return self.live.history.part(HISTORY).plan
 
     def fail(
@@ -133,9 +131,9 @@ def test_a_refusal_is_said_with_its_reason(start: Start) -> None:
 def test_a_later_launch_keeps_the_plan_and_goes_on_from_it(start: Start) -> None:
     start().fail(out_of_memory())
     second = start()
-    assert second.plan == MemoryPlan(micro_batch_divisor=2)
+    assert second.plan == planned(micro_batch_divisor=2)
     second.fail(out_of_memory())
-    assert second.plan == MemoryPlan(micro_batch_divisor=4)
+    assert second.plan == planned(micro_batch_divisor=4)
     assert second.live.history.failures_without_progress == 0, "the number of changes is the bound"
 
 
@@ -192,24 +190,24 @@ def test_a_plan_reaches_the_ranks(start: Start) -> None:
 def test_a_plan_that_cannot_be_read_leaves_the_last_one(record: dict[str, Any]) -> None:
     changes = [event("plan_changed", plan={"micro_batch_divisor": 2}), event("plan_changed", **record)]
     history = History.of(changes, [HISTORY()])
-    assert history.part(HISTORY).plan == MemoryPlan(micro_batch_divisor=2)
+    assert history.part(HISTORY).plan == planned(micro_batch_divisor=2)
     assert history.unreadable == 1
 
 
 def test_a_plan_that_the_user_gives_is_where_the_changes_begin_and_is_kept(start: Start) -> None:
-    given = MemoryPlan(micro_batch_divisor=2)
+    given = planned(micro_batch_divisor=2)
     first = start(plan=given)
     first.feature.begin_attempt()
     first.feature.begin_attempt()
     assert first.plan == given
     assert len(first.said) == 1
     first.fail(out_of_memory())
-    changed = MemoryPlan(micro_batch_divisor=4)
+    changed = planned(micro_batch_divisor=4)
     assert first.plan == changed
     for options, expected in (
         ({"plan": given}, changed),  # the same command goes on
         ({}, changed),
-        ({"plan": MemoryPlan(micro_batch_divisor=8)}, MemoryPlan(micro_batch_divisor=8)),
+        ({"plan": planned(micro_batch_divisor=8)}, planned(micro_batch_divisor=8)),
     ):
         later = start(**options)
         later.feature.begin_attempt()

@@ -15,7 +15,7 @@ from grpo_run.runtime.history.attempt_files import AttemptFiles
 from grpo_run.runtime.history.recovery import Action
 from grpo_run.runtime.history.reporter import LiveHistory, Reporter
 from grpo_run.runtime.history.run_directory import RunDirectory
-from grpo_run.runtime.launch.config import RunConfig
+from grpo_run.runtime.launch.config import Budget, RunConfig
 from grpo_run.runtime.supervisor.points import Answer, Fault
 from grpo_run.watchdog.stalls.durations import Durations
 
@@ -38,7 +38,7 @@ MOVED = "reward_moved", JUDGE
 class Supervised:
     """A run with these events in its journal."""
 
-    def __init__(self, path: Path, events: Events, workers: int = 0) -> None:
+    def __init__(self, path: Path, events: Events, workers: int = 0, budget: int = 3) -> None:
         self.run = RunDirectory(path=path)
         self.run.create()
         self.live = LiveHistory(self.run.journal, "run", parts=[HISTORY()])
@@ -46,6 +46,7 @@ class Supervised:
         config = RunConfig(
             run_id="run", run_directory=path, target="t", module=False, arguments=(), command=(),
             features={"reward_workers": {"workers": workers}},
+            budget=Budget(failures_without_progress=budget),
         )  # fmt: skip
         self.feature = PART(config, self.run, self.live.history, Reporter(self.live, "", self.said.append))
         for name, fields in events:
@@ -122,3 +123,10 @@ def test_a_function_that_has_stayed_in_the_rank_is_journaled_only(tmp_path: Path
     assert answer is not None
     answer.act()
     assert run.said == []
+
+
+def test_no_restart_is_asked_for_that_the_budget_does_not_have(tmp_path: Path) -> None:
+    """With `--max-restarts 0`, and after as many failures as are recovered."""
+    for budget, moved in ((0, False), (1, False), (2, True)):
+        run = Supervised(tmp_path / str(budget), [incident(), incident()], budget=budget)
+        assert (run.answer() is not None) is moved

@@ -23,12 +23,6 @@ def test_what_is_answered_at_once_need_not_repeat(failures: int) -> None:
     assert found is MOVE
 
 
-def test_without_a_budget_no_answer_is_taken() -> None:
-    budget = Budget(failures_without_progress=0)
-    found = decide(history([BUG_TWICE]), BUG, budget, stopping=False, answer=MOVE, at_once=True)
-    assert found.action is Action.stop
-
-
 ANSWER = Decision(action="answer_of_a_feature", reason="it differs")
 
 
