@@ -25,7 +25,8 @@ from grpo_run.runtime.history.history import History
 from grpo_run.runtime.history.recovery import Action, Decision, Recovery
 from grpo_run.runtime.history.reporter import Reporter
 from grpo_run.runtime.history.run_directory import RunDirectory
-from grpo_run.runtime.supervisor.points import Answer, Fault, SupervisorFeature
+from grpo_run.runtime.launch.config import RunConfig
+from grpo_run.runtime.supervisor.points import Answer, Fault, FeatureFactory, SupervisorFeature
 from grpo_run.watchdog.json_values import from_json, to_json
 
 SAME_PLACE_STEPS = 20
@@ -107,7 +108,7 @@ class RunGuards(SupervisorFeature):
 
     name = LearningGuardSettings.NAME
 
-    def __init__(self, run: RunDirectory, history: History, reporter: Reporter) -> None:
+    def __init__(self, config: RunConfig, run: RunDirectory, history: History, reporter: Reporter) -> None:
         self._history = history
         self._reporter = reporter
 
@@ -125,4 +126,4 @@ class RunGuards(SupervisorFeature):
         return Answer(decision=decide_trip(self._history, trip))
 
 
-PART = RunGuards
+PART: FeatureFactory = RunGuards

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from grpo_run.runtime.history.attempt_files import AttemptFiles
 from grpo_run.runtime.history.recovery import Action, Decision, pending_rollback
 from grpo_run.runtime.history.reporter import LiveHistory, Reporter
 from grpo_run.runtime.history.run_directory import RunDirectory
-from grpo_run.runtime.launch.config import Budget
+from grpo_run.runtime.launch.config import Budget, RunConfig
 from grpo_run.runtime.supervisor.points import Fault
 from grpo_run.runtime.supervisor.policy import decide
 from grpo_run.watchdog.causes import Cause
@@ -35,14 +36,15 @@ def trip(
 class Story:
     """A run that trains and fails; every fault is decided as the supervisor does."""
 
-    def __init__(self, path: Path, budget: Budget | None = None) -> None:
+    def __init__(self, path: Path, config: RunConfig) -> None:
         self.run = RunDirectory(path=path / "run")
         self.run.create()
         self.live = LiveHistory(self.run.journal, "run", parts=[HISTORY()])
         self.history = self.live.history
-        self.feature = PART(self.run, self.history, Reporter(self.live, str(path), lambda text: None))
+        reporter = Reporter(self.live, str(path), lambda text: None)
+        self.feature = PART(config, self.run, self.history, reporter)
         self.files = AttemptFiles(self.run, 1)
-        self.budget = budget or Budget()
+        self.budget = Budget()
 
     def trips(self, one: Trip, *, call: int = 1, **arguments: Any) -> Decision:
         """A guard trips."""
@@ -81,9 +83,9 @@ class Story:
 
 
 @pytest.fixture
-def story(tmp_path: Path) -> Story:
+def story(tmp_path: Path, make_config: Callable[..., RunConfig]) -> Story:
     """A new run."""
-    return Story(tmp_path)
+    return Story(tmp_path, make_config())
 
 
 def test_the_order_of_the_repetitions(story: Story) -> None:
