@@ -41,7 +41,7 @@ def run_main(
     monkeypatch.setattr(bootstrap, "open_session", lambda settings: session)
     for name in ("redirect_output", "_set_title", "_dump_stacks_to"):
         monkeypatch.setattr(bootstrap, name, lambda *arguments: None)
-    monkeypatch.setattr(bootstrap, "_hide_inherited_modules", lambda settings: None)
+    monkeypatch.setattr(bootstrap, "_hide_inherited_modules", lambda *arguments: None)
     monkeypatch.setattr(bootstrap, "wrap_output", lambda forked: None)
 
     def execute(source: str) -> int:
