@@ -14,14 +14,14 @@
     └── ProcessError                  a process could not be started, or survived SIGKILL
 
     Stopped(SystemExit)               exits the user's script after an agreed stop; not an error
-    GuardTripped(SystemExit)          exits it because a learning guard ended the attempt
+    AlarmRaised(SystemExit)           exits it because the ranks ended the attempt on purpose
 
 Errors of torch and of the user's script are not wrapped.
 """
 
 from __future__ import annotations
 
-from grpo_run.watchdog.learning_rules import Trip
+from grpo_run.watchdog.observation import Alarm
 
 EXIT_FINISHED = 0
 EXIT_USAGE = 2
@@ -99,18 +99,18 @@ class Stopped(SystemExit):
         self.step = step
 
 
-class GuardTripped(SystemExit):
-    """Exits the user's script because all ranks have agreed that a learning guard ends the attempt.
+class AlarmRaised(SystemExit):
+    """Exits the user's script because all ranks have agreed to end the attempt on purpose.
 
     No `except Exception` of the script may catch it: it would save or evaluate the weights.
 
     Args:
-        trip: which guard, and why; None on a rank that only took part in the vote.
+        alarm: why; None on a rank that only took part in the vote.
     """
 
-    def __init__(self, trip: Trip | None) -> None:
+    def __init__(self, alarm: Alarm | None) -> None:
         super().__init__(EXIT_GAVE_UP)
-        self.trip = trip
+        self.alarm = alarm
 
     def __str__(self) -> str:
-        return "a learning guard has tripped on another rank" if self.trip is None else self.trip.sentence
+        return "another rank has raised an alarm" if self.alarm is None else self.alarm.sentence

@@ -7,11 +7,11 @@ metric and page. Does not interpret what it holds and does no I/O.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from enum import Enum, IntEnum
+from typing import Any
 
-from grpo_run.watchdog.learning_rules import Trip
 from grpo_run.watchdog.rank_metrics import LOGGED_FIELDS
 
 
@@ -249,6 +249,23 @@ class RaisedError:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Alarm:
+    """Why all ranks have ended an attempt on purpose, for the verdict.
+
+    `cause` is the value of a `Cause`, `step` the step after which they did, `sentence` what is wrong, as a
+    full sentence. Two alarms with the same `signature` are the same. `details` are for who answers it: JSON
+    values, which are in the journal and in `verdict.json` as `guard`.
+    """
+
+    cause: str
+    step: int
+    sentence: str
+    signature: str
+    advice: tuple[str, ...] = ()
+    details: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class RankError:
     """An exception raised by the user's script, as recorded by the rank's bootstrap.
 
@@ -257,8 +274,8 @@ class RankError:
     has left them. None if it was raised in the phases of the slot. `bases` are the full names of its class
     and base classes, and of those of the exceptions that it was raised from; `chain` has each of them and
     itself, which comes first. `own_steps` counts the optimizer steps that the script had taken with no
-    Trainer and no loop. `trip` says which learning guard has ended the script. `root` is the exception at the
-    end of the chain that it was raised from, in one line; "" without one.
+    Trainer and no loop. `alarm` says why all ranks have ended the attempt on purpose. `root` is the exception
+    at the end of the chain that it was raised from, in one line; "" without one.
     """
 
     type: str
@@ -270,7 +287,7 @@ class RankError:
     callback: str = ""
     bases: tuple[str, ...] = ()
     own_steps: int = 0
-    trip: Trip | None = None
+    alarm: Alarm | None = None
     chain: tuple[RaisedError, ...] = ()
     root: str = ""
 

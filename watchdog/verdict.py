@@ -12,8 +12,8 @@ from typing import Any
 
 from grpo_run.watchdog.causes import Cause, Origin
 from grpo_run.watchdog.json_values import to_json
-from grpo_run.watchdog.learning_rules import Trip
 from grpo_run.watchdog.memory.shortage import Shortage
+from grpo_run.watchdog.observation import Alarm
 
 SCHEMA = 2
 KEY_SEPARATOR = ": "
@@ -56,8 +56,8 @@ class Verdict:
     with the same `signature` are the same failure at the same place, so the policy does not repeat a restart
     that cannot help. `starting` says that the culprit failed outside the steps of a `train()` call, `origin`
     where its exception comes from, and `final` why no restart can help. `counted` says whether the steps of
-    the script are counted: it has used a Trainer or the loop. `trip` is set if a learning guard ended the
-    attempt, and `failed_reward` to the reward function that has raised or has not returned in time, and
+    the script are counted: it has used a Trainer or the loop. `alarm` is set if the ranks ended the attempt
+    on purpose, `failed_reward` to the reward function that has raised or has not returned in time, and
     `shortage` to the memory that was exhausted, with the phase that died. `exception` is the class of the
     script's own exception; empty if none has ended it.
     """
@@ -82,7 +82,7 @@ class Verdict:
     origin: Origin = Origin.code
     final: str = ""
     counted: bool = True
-    trip: Trip | None = None
+    alarm: Alarm | None = None
     failed_reward: RewardFunction | None = None
     shortage: Shortage | None = None
     exception: str = ""
@@ -127,5 +127,5 @@ class Verdict:
             "uninterruptible": self.uninterruptible,
             "traceback": self.traceback,
             "shortage": self.shortage.as_json() if self.shortage is not None else None,
-            "guard": to_json(self.trip) if self.trip is not None else None,
+            "guard": dict(self.alarm.details) if self.alarm is not None else None,
         }

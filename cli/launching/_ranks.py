@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING
 
 from grpo_run.cli.launching.command import LaunchCommand, node_range
 from grpo_run.runtime.errors import UsageError
-from grpo_run.runtime.history.recovery import orders_of
 from grpo_run.runtime.launch.config import Output, RunConfig
 from grpo_run.runtime.launch.rank_settings import RankSettings
 from grpo_run.runtime.processes import forkserver
@@ -171,7 +170,6 @@ def rank_environment(supervisor: Supervisor, rank: int, world_size: int) -> dict
         known_calls=supervisor.history.calls.to_pass(),
         attempt_started_at=time.time(),
         expected_snapshot=supervisor.expected_snapshot,
-        fresh_seeds=orders_of(supervisor.history.recoveries),
         features=supervisor.rank_settings(rank),
         cpus=config.rank_cpus[rank % len(config.rank_cpus)] if config.rank_cpus else (),
     )

@@ -26,7 +26,6 @@ from grpo_run.runtime.history.recovery import Recovery
 from grpo_run.runtime.history.status import WAITING_STATES
 from grpo_run.runtime.history.totals import CheckpointResult
 from grpo_run.runtime.metrics import Exporter, RunObservation, Sample, run_value
-from grpo_run.watchdog.learning_rules import LearningGuard
 from grpo_run.watchdog.observation import EndReason, Phase
 from grpo_run.watchdog.stalls.awaited import AwaitedRank
 from grpo_run.watchdog.stalls.durations import Histogram
@@ -75,17 +74,6 @@ def checkpoint_step(observation: RunObservation) -> float | None:
     """The step of the last published checkpoint, or None."""
     checkpoint = observation.status.history.checkpoint
     return None if checkpoint is None else float(checkpoint.step)
-
-
-def phase_growth(observation: RunObservation) -> Iterator[Sample]:
-    """By phase, how many times as long it took as at the beginning; of callbacks the most."""
-    ratios: dict[str, float] = {}
-    found = [part.as_json().get("growth", {}) for part in observation.status.history.parts]
-    for name, factor in [item for one in found for item in one.items()]:
-        phase = name if name in PHASES else Phase.callback.name
-        ratios[phase] = max(factor, ratios.get(phase, 0.0))
-    for phase, ratio in ratios.items():
-        yield (phase,), ratio
 
 
 def checkpoint_verified(observation: RunObservation) -> float | None:
@@ -178,12 +166,6 @@ def restarts(observation: RunObservation) -> Iterator[Sample]:
     for cause in CAUSES:
         for action in RESTART_ACTIONS:
             yield (cause, action), float(counts[cause, action])
-
-
-def guard_trips(observation: RunObservation) -> Iterator[Sample]:
-    """How often each learning guard has tripped."""
-    for guard in LearningGuard:
-        yield (guard.value,), float(observation.status.history.guard_trips.get(guard.value, 0))
 
 
 def last_incident(observation: RunObservation) -> Iterator[Sample]:

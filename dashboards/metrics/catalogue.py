@@ -25,13 +25,11 @@ from grpo_run.dashboards.metrics._readings import (
     fault_durations,
     faults,
     goodput,
-    guard_trips,
     incidents,
     last_incident,
     last_known,
     lost_steps,
     phase_durations,
-    phase_growth,
     rank_observable,
     rank_phase,
     rank_phase_age,
@@ -53,7 +51,6 @@ from grpo_run.dashboards.metrics.labels import (
     CHECKPOINT_RESULT,
     CULPRIT,
     END_REASON,
-    GUARD,
     LAST_ACTION,
     LAST_CAUSE,
     OUTCOME,
@@ -239,11 +236,6 @@ RUN_METRICS: tuple[Metric[RunObservation], ...] = (
         help="Time from a fault to the first step committed after it.",
     ),
     Metric(
-        name="grpo_nonfinite_total", kind="counter", unit="count",
-        read=run_value(lambda run: float(run.status.history.nonfinite_refused)),
-        help="How often a step was refused because its loss or gradient was not finite.",
-    ),
-    Metric(
         name="grpo_restarts_total", kind="counter", unit="count", labels=(CAUSE, RESTART), read=restarts,
         help="Incidents that were followed by a new attempt, by cause and kind of restart.",
     ),
@@ -301,18 +293,9 @@ RUN_METRICS: tuple[Metric[RunObservation], ...] = (
         help="Standard deviation of each reward function last logged; other as for the mean.",
     ),
     Metric(
-        name="grpo_guard_trips_total", kind="counter", unit="count", labels=(GUARD,), read=guard_trips,
-        help="How often each learning guard has tripped, whatever followed.",
-    ),
-    Metric(
         name="grpo_warnings_total", kind="counter", unit="count",
         read=run_value(lambda run: float(run.status.history.warnings)),
         help="Warnings in the journal.",
-    ),
-    Metric(
-        name="grpo_phase_growth_ratio", kind="gauge", unit="ratio", labels=(PHASE,), read=phase_growth,
-        help="How many times as long a phase took for the same work as at the beginning, when it was found to"
-        " get slower; absent before. Callbacks count as one phase.",
     ),
     Metric(
         name="grpo_reward", kind="gauge", unit="", read=run_value(lambda run: run.status.history.reward),

@@ -13,7 +13,6 @@ from grpo_run.runtime.history.totals import MOST_FUNCTIONS, CheckpointResult
 from grpo_run.runtime.history.wall_states import WallState
 from grpo_run.runtime.metrics import Label
 from grpo_run.watchdog.causes import Cause
-from grpo_run.watchdog.learning_rules import LearningGuard
 from grpo_run.watchdog.observation import EndReason, Phase, RankState
 
 UNKNOWN = "unknown"
@@ -66,7 +65,6 @@ ACTION_NAMES = tuple(map(str, DECIDED_ACTIONS))
 RESTART_ACTIONS = tuple(action for action in ACTION_NAMES if action != Action.stop)
 ACTIONS = (*ACTION_NAMES, UNDECIDED)
 
-GUARD = Label(name="guard", values=tuple(guard.value for guard in LearningGuard))
 END_REASONS = tuple(reason.value for reason in EndReason)
 
 RUN_STATE = Label(name="state", values=RUN_STATES)

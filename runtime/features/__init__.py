@@ -28,6 +28,7 @@ from grpo_run.runtime.features import (
     caps,
     injections,
     kept_completions,
+    learning_guards,
     masking,
     memory_plan,
     memory_trace,
@@ -39,7 +40,7 @@ from grpo_run.runtime.features import (
 
 FEATURES: tuple[ModuleType, ...] = (
     injections, caps, memory_plan, reward_workers, quarantine, trackers, phase_growth, memory_trace,
-    kept_completions, masking,
+    kept_completions, masking, learning_guards,
 )  # fmt: skip
 """All features, in the order in which they are asked."""
 

@@ -321,7 +321,8 @@ class IncidentConfirmed(Event, kw_only=True, tag="incident"):
         phase: in which it happened, in words.
         incident: the folder of the evidence.
         failed_at: in seconds since the epoch.
-        guard, failed_reward, shortage: parts of the verdict.
+        guard: what the rank told that ended the attempt on purpose, see `Alarm.details`.
+        failed_reward, shortage: parts of the verdict.
     """
 
     train_call: int | None = None
@@ -352,21 +353,6 @@ class ActionChosen(Event, kw_only=True, tag="action"):
     delay_seconds: float = 0.0
     before_step: int | None = None
     fresh_from: int | None = None
-
-
-class LearningGuardTripped(Event, kw_only=True, tag="guard_tripped"):
-    """A learning guard has tripped, see `watchdog.learning_rules.Trip`."""
-
-    guard: str
-    response: str | None = None
-    onset: int | None = None
-    sentence: str = ""
-
-
-class Reseeded(Event, kw_only=True):
-    """From this step on, ranks draw other random numbers, see `recovery.FreshSeeds`."""
-
-    order: int
 
 
 class MemoryCleaned(Event, kw_only=True, tag="cleanup"):

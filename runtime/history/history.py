@@ -7,7 +7,6 @@ does no I/O.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -25,7 +24,6 @@ from grpo_run.runtime.history.events import (
     CheckpointStaged,
     FreshInterpreters,
     IncidentConfirmed,
-    LearningGuardTripped,
     LoopLeft,
     MemoryRestart,
     MemoryShort,
@@ -73,7 +71,6 @@ from grpo_run.runtime.history.recovery import (
 from grpo_run.runtime.history.totals import CheckpointTotals, RankTotals, RewardCalls, RewardTotals
 from grpo_run.runtime.history.train_calls import KnownCall, TrainCalls
 from grpo_run.runtime.history.wall_states import WallState, WallStates
-from grpo_run.watchdog.learning_rules import GuardResponse, LearningGuard
 from grpo_run.watchdog.observation import Phase, PhaseKey
 from grpo_run.watchdog.stalls.durations import Durations
 
@@ -188,10 +185,6 @@ class History:
     memory_restarts: MemoryRestarts = field(default_factory=MemoryRestarts)
     resume_mismatches: int = 0
     """How often an attempt repeated or left out work that the run has a checkpoint of."""
-    guard_trips: Counter[str] = field(default_factory=Counter)
-    """How often each learning guard has tripped, by name."""
-    nonfinite_refused: int = 0
-    """How often a step was refused because its loss or gradient was not finite."""
     ranks: RankTotals = field(default_factory=RankTotals)
     """What ranks have counted in attempts that have ended."""
     checkpoints: CheckpointTotals = field(default_factory=CheckpointTotals)
@@ -284,8 +277,6 @@ class History:
                 self._incident(event)
             case ActionChosen():
                 apply_action(self.recoveries, event)
-            case LearningGuardTripped():
-                self._guard_tripped(event)
             case PhaseLearned():
                 # with the durations of earlier records
                 self.phases[event.callback or Phase[event.phase]] = Durations.from_json(event.durations)
@@ -428,12 +419,6 @@ class History:
         resuming = self.calls.resuming or (bool(event.starting) and self.calls.awaited)
         self.recoveries.append(Recovery.of(event, self.train_call, resuming=resuming))
 
-    def _guard_tripped(self, event: LearningGuardTripped) -> None:
-        self.guard_trips[event.guard] += 1
-        refused = event.response in (GuardResponse.stop, GuardResponse.roll_back)
-        if event.guard == LearningGuard.nonfinite and refused:
-            self.nonfinite_refused += 1
-
     def _run_ended(self, event: RunEnded) -> None:
         self.exit_code = event.exit_code
         if self.exit_code is not None:
@@ -524,7 +509,7 @@ EVENTS: tuple[type[Event], ...] = (
     TrainStarted, TrainEnded, TrainRestored, LoopLeft, ResumeChosen, ResumeMissed, RolledBack,
     StepCommitted, StepLogged, PhaseLearned, PhaseCosts,
     SnapshotInterval, CheckpointStaged, CheckpointPublished, CheckpointFailed, CheckpointRejected, ModelSaved,
-    IncidentConfirmed, ActionChosen, LearningGuardTripped,
+    IncidentConfirmed, ActionChosen,
     TrainsWithoutTrainer, StateSaved, ScriptCheckpointSaved,
     MemoryShort, MemoryRestart,
     RewardCalls,

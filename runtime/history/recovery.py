@@ -1,10 +1,8 @@
-"""Plain data of a run's faults: recoveries, checkpoints, decisions and orders to use fresh seeds.
+"""Plain data of a run's faults: recoveries, checkpoints and decisions.
 
-A decision is an action and its reason, made by `runtime/supervisor/policy.py` or a feature. An order of fresh
-seeds says from which step on ranks draw other random numbers than in earlier attempts:
-`runtime/launch/rank_settings.py` carries it to the ranks, and `runtime/rank/learning.py` obeys it. Replayed
-from the journal by `history.py`; read by the policies, status, metrics and reports. Also counts faults that
-are the same exception of the script at whatever step.
+A decision is an action and its reason, made by `runtime/supervisor/policy.py` or a feature. Replayed from the
+journal by `history.py`; read by the policies, status, metrics and reports. Also counts faults that are the
+same exception of the script at whatever step.
 """
 
 from __future__ import annotations
@@ -64,7 +62,7 @@ class Recovery:
     also_failed: tuple[int, ...] = ()
     """Further ranks that failed by themselves."""
     guard: str | None = None
-    """The learning guard that ended the attempt."""
+    """What ended the attempt on purpose."""
     before_step: int | None = None
     """The step from which on checkpoints of the call are set aside; None unless the run goes back."""
     fresh_from: int | None = None
@@ -177,7 +175,8 @@ class Decision:
         delay_seconds: wait before the restart.
         patient: the failure does not count against the restart budget.
         before_step: checkpoints of the interrupted call from this step on are set aside before the restart.
-        fresh_from: the first step that uses fresh sampling seeds; None for an exact repetition.
+        fresh_from: the first step that uses fresh sampling seeds, which the feature sets that has answered;
+            None for an exact repetition.
     """
 
     action: str
@@ -228,30 +227,6 @@ def apply_mismatch(recoveries: Sequence[Recovery], text: str) -> None:
     """Note how the attempt after the last fault did not continue what the run has."""
     if recoveries and not recoveries[-1].mismatch:
         recoveries[-1].mismatch = text
-
-
-@dataclass(frozen=True, kw_only=True)
-class FreshSeeds:
-    """New seeds for a `train()` call, from a step on.
-
-    Attributes:
-        number: of the order in the run, from 1. A checkpoint records which orders its state has obeyed.
-        train_call: the number of the call.
-        step: the first optimizer step, counted from 1.
-    """
-
-    number: int
-    train_call: int
-    step: int
-
-
-def orders_of(recoveries: Sequence[Recovery]) -> tuple[FreshSeeds, ...]:
-    """Return the orders of a run, oldest first."""
-    return tuple(
-        FreshSeeds(number=number, train_call=recovery.train_call, step=recovery.fresh_from)
-        for number, recovery in enumerate(recoveries, start=1)
-        if recovery.fresh_from is not None
-    )
 
 
 FAULTS = 5

@@ -16,10 +16,7 @@ from typing import Annotated, Any, ClassVar, Protocol, TypeVar
 import pydantic
 
 from grpo_run.runtime.errors import ConfigError
-from grpo_run.runtime.launch.guard_options import GRAMMAR as GUARD_GRAMMAR
-from grpo_run.runtime.launch.guard_options import parse_guards
 from grpo_run.runtime.launch.option import OptionGroup, option
-from grpo_run.watchdog.learning_rules import GuardResponse, LearningGuard, Rules
 from grpo_run.watchdog.stalls.deadlines import DeadlineSettings
 
 PathText = Annotated[Path, pydantic.PlainSerializer(str, return_type=str)]
@@ -232,14 +229,6 @@ class RunConfig:
     """Optimizer steps after which it is considered whether freeing memory pays; 0 for never."""
     generation: dict[str, int | float] = field(default_factory=dict)
     """Fields of the script's GRPO or RLOO configuration that the run overrides."""
-    guards: Rules = option(
-        Rules, "--guard", group=OptionGroup.training, metavar=GUARD_GRAMMAR, repeated=True,
-        read=parse_guards, most_used=True,
-        help=f"response to an alarm of a guard: {', '.join(GuardResponse)}, for {', '.join(LearningGuard)};"
-        " roll-back repeats from a checkpoint before the onset, once exactly and once with fresh samples,"
-        " then stops; may be repeated (default: nonfinite=roll-back, the others warn)",
-    )  # fmt: skip
-    """What the learning guards do."""
     features: dict[str, dict[str, Any]] = field(default_factory=dict)
     """Settings of features that the user has given, as JSON values, by the feature's name; see `of`."""
     expected_distributed_type: str | None = None

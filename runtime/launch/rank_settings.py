@@ -13,7 +13,6 @@ from typing import Any
 import pydantic
 
 from grpo_run.runtime.history.progress import PRIOR_FAILURE_SECONDS
-from grpo_run.runtime.history.recovery import FreshSeeds
 from grpo_run.runtime.history.train_calls import KnownCall
 from grpo_run.runtime.launch.config import RunConfig
 from grpo_run.runtime.snapshots.slot import SnapshotName
@@ -56,8 +55,6 @@ class RankSettings(pydantic.BaseModel):
     """Wall-clock time at which the attempt was prepared, in seconds since the epoch."""
     expected_snapshot: SnapshotName | None = None
     """The snapshot in memory that the ranks load; None if they load a checkpoint from disk, or nothing."""
-    fresh_seeds: tuple[FreshSeeds, ...] = ()
-    """Orders to sample anew from a step on, oldest first."""
     features: dict[str, dict[str, Any]] = {}
     """What features have for the rank, by their names."""
     cpus: tuple[int, ...] = ()

@@ -2,7 +2,7 @@
 
 Start with `bootstrap.py`, which runs the user's script, and `session.py`, the rank's identity and
 connections. `vote.py` is the group in which ranks decide together, `collective_recorder.py` logs
-collectives, `heartbeat.py` shows that the interpreter runs, and `learning.py` applies the learning guards.
+collectives, and `heartbeat.py` shows that the interpreter runs. `points.py` has where features take part.
 `preload.py` runs in the forkserver.
 
 The rooms, lower ones first: `exact/` and `memory/`; `saving/`; `resuming/`; `step/`; `rollouts/`; `hooks/`

@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import Any
 
 from grpo_run.runtime.board.slot_writer import phases_of
-from grpo_run.runtime.errors import GuardTripped
+from grpo_run.runtime.errors import AlarmRaised
 from grpo_run.runtime.files import write_json
 from grpo_run.runtime.rank.session import Session
 from grpo_run.watchdog.evidence.source import is_user_file
@@ -79,7 +79,7 @@ def _describe(error: BaseException, own_steps: int) -> dict[str, Any]:
         "chain": [_raised(one) for one in _chain(error)],
         "root": _first_line(causes[-1]) if len(causes) > 1 else "",
         "own_steps": own_steps,
-        "trip": to_json(error.trip) if isinstance(error, GuardTripped) and error.trip is not None else None,
+        "alarm": to_json(error.alarm) if isinstance(error, AlarmRaised) and error.alarm is not None else None,
     }
 
 

@@ -13,17 +13,27 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, Protocol, TypeVar
 
 from grpo_run.runtime.launch.rank_settings import RankSettings
 from grpo_run.runtime.rank.session import Session
 from grpo_run.runtime.rank.trainer_facts import TrainerFacts
 from grpo_run.runtime.upstream.features import Feature
 from grpo_run.runtime.upstream.patches import Handler
-from grpo_run.watchdog.observation import EndReason
+from grpo_run.watchdog.observation import Alarm, EndReason
 
 Step = Callable[[int], None]
 """Takes the number of an optimizer step, from 1."""
+
+
+class HasState(Protocol):
+    """Something that a checkpoint holds, as plain JSON values by keys of its own."""
+
+    def state(self) -> Mapping[str, Any]:
+        """Return the state."""
+
+    def load(self, state: Mapping[str, Any], /) -> None:
+        """Restore what `state` returned; keys may be missing, and others present."""
 
 
 @dataclass(kw_only=True)
@@ -33,23 +43,46 @@ class CallPoints:
     Attributes:
         train_call: number of the call in the run.
         trainer: of a `train()` call; None for a loop.
-        models: the torch modules that it trains.
+        facts: of the trainer.
         hooks: closed when the call ends.
+        models: the torch modules that it trains.
         leave_loop: ends a loop after the present step, on this rank alone; None for a `train()` call.
+        step_begins: called when the batches of a step have been read, and the random generators are set.
         forward_passes: called before each forward pass of the trainer's model with its keyword arguments,
             unless it is compiled.
+        logged: called with the known numbers that the script logs of a step of a loop.
         step_ends: called when the optimizer has taken a step, before the ranks vote on it.
         votes_begin: called when the ranks have begun to vote on a step, for what may take longer.
+        optimized: whether an optimizer has taken a step in the loop's step that ends.
+        alarm: set by a feature at the end of a step to end the attempt: the ranks agree on it in the vote
+            of the step, and all leave before the next optimizer step and before any save.
+        states: what a checkpoint of the call holds of features.
     """
 
     train_call: int
-    trainer: Any
-    models: Iterable[Any]
+    trainer: Any = None
+    facts: TrainerFacts | None = None
     hooks: ExitStack
+    models: Iterable[Any] = ()
     leave_loop: Callable[[], None] | None = None
+    step_begins: list[Step] = field(default_factory=list)
     forward_passes: list[Callable[[Mapping[str, Any]], None]] = field(default_factory=list)
+    logged: list[Callable[[Mapping[str, float]], None]] = field(default_factory=list)
     step_ends: list[Step] = field(default_factory=list)
     votes_begin: list[Step] = field(default_factory=list)
+    optimized: bool = True
+    alarm: Alarm | None = None
+    states: list[HasState] = field(default_factory=list)
+
+    def state(self) -> dict[str, Any]:
+        """Return what a checkpoint holds of features."""
+        return {key: value for one in self.states for key, value in one.state().items()}
+
+    def load(self, state: Any) -> None:
+        """Restore what `state` returned; nothing from a checkpoint that has none."""
+        if isinstance(state, dict):
+            for one in self.states:
+                one.load(state)
 
 
 RowReasons = Callable[[], Sequence[str] | None]

@@ -33,10 +33,8 @@ class Flags(NamedTuple):
     """Save a checkpoint after the next step."""
     snapshot: bool = False
     """Take a snapshot in memory after the next step."""
-    nonfinite: bool = False
-    """A loss or the gradient of this step was not finite."""
-    tripped: bool = False
-    """A learning guard whose response ends the attempt has tripped at this step."""
+    alarm: bool = False
+    """End the attempt now: something is wrong with this step."""
     collect: bool = False
     """Collect garbage after the next step: a rank's memory has grown."""
     release: bool = False

@@ -16,13 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from grpo_run.runtime.errors import EXIT_FINISHED, EXIT_GAVE_UP, EXIT_STOPPED, EXIT_USAGE, UsageError
-from grpo_run.runtime.history.events import (
-    ActionChosen,
-    AttemptEnded,
-    IncidentConfirmed,
-    LearningGuardTripped,
-    WarningGiven,
-)
+from grpo_run.runtime.history.events import ActionChosen, AttemptEnded, IncidentConfirmed, WarningGiven
 from grpo_run.runtime.history.history import History
 from grpo_run.runtime.history.lifecycle import Lifecycle, RunEvent
 from grpo_run.runtime.history.recovery import Action, Decision
@@ -128,7 +122,7 @@ class FaultHandler:
             verdict,
             self._config.budget,
             stopping=stopping,
-            can_go_back=self._can_go_back(verdict),
+            can_go_back=self._can_go_back(answer),
             answer=answer.decision if answer is not None else None,
             at_once=answer is not None and answer.at_once,
             starts_over=self._config.may_start_over,
@@ -156,7 +150,7 @@ class FaultHandler:
             on_several_nodes=context.attempt.on_several_nodes,
             read_memory=context.read_memory,
         )
-        answers = (feature.answer(fault) for feature in self._features)
+        answers = [feature.answer(fault) for feature in self._features]
         return next((one for one in answers if one is not None), None)
 
     def _act(self, verdict: Verdict, decision: Decision, answer: Answer | None) -> None:
@@ -192,10 +186,10 @@ class FaultHandler:
         advice = verdict.advice if verdict.shortage is not None else ()
         return Resolution(sentence=" ".join((sentence, *advice)))
 
-    def _can_go_back(self, verdict: Verdict) -> bool:
-        trip = verdict.trip
+    def _can_go_back(self, answer: Answer | None) -> bool:
+        before = answer.decision.before_step if answer is not None else None
         call = self._history.recoveries[-1].train_call
-        return trip is None or can_go_back(self._history, self._config, call, trip.onset)
+        return before is None or can_go_back(self._history, self._config, call, before)
 
     def report_slow_stop(self, context: IncidentContext) -> None:
         """Collect evidence of ranks that did not stop in time. They are terminated next."""
@@ -251,13 +245,11 @@ class FaultHandler:
                 failed_reward=to_json(verdict.failed_reward) if verdict.failed_reward is not None else None,
                 incident=str(folder),
                 failed_at=failed_at,
-                guard=to_json(verdict.trip) if verdict.trip is not None else None,
+                guard=dict(verdict.alarm.details) if verdict.alarm is not None else None,
                 shortage=verdict.shortage.as_json() if verdict.shortage is not None else None,
                 detection_seconds=max(0.0, time.time() - failed_at),
             )
         )
-        if verdict.trip is not None:
-            self._reporter.write(LearningGuardTripped(**to_json(verdict.trip)))
 
 
 def _usage_error(failed: Iterable[Exit]) -> RankError | None:

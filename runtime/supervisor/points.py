@@ -44,17 +44,18 @@ class Fault:
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """What a feature decides on a fault, or offers against one that a restart would only repeat.
+    """What a feature decides on a fault, or offers after its alarm, or against a fault that a restart
+    would only repeat.
 
     Attributes:
-        decision: taken in place of giving the run up, if the budget allows a restart.
+        decision: taken after an alarm, or in place of giving the run up, if the budget allows a restart.
         act: called once the decision is in the journal, before the next attempt.
         at_once: the decision is taken, whatever the policy would decide, unless a stop was requested or the
             settings are wrong.
     """
 
     decision: Decision
-    act: Callable[[], None]
+    act: Callable[[], None] = lambda: None
     at_once: bool = False
 
 
@@ -113,7 +114,10 @@ class SupervisorFeature:
         """The run has ended."""
 
     def answer(self, fault: Fault) -> Answer | None:
-        """Return what can be done against a fault, which the history contains as its last recovery."""
+        """Return what can be done against a fault, which the history contains as its last recovery.
+
+        Called once for each fault, whatever is decided.
+        """
         return None
 
     def end_remark(self, exit_code: int, ranks: Collection[int]) -> EndRemark | None:

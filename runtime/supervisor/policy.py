@@ -17,9 +17,8 @@ exception twice while the script resumes ends it too. After progress, errors of 
 are tried for at least `PATIENCE_SECONDS`, with growing delays and without counting against the budget. Any
 other failed start is tried once more. An error that no restart can help ends the run at once.
 
-A resumed run is exact, so going back after a learning guard repeats what happened unless it was transient
-(a flipped bit, a value from a service). The first trip is answered by an exact repetition from before the
-onset, the second at about the same place by one with fresh sampling seeds, and the third ends the run.
+An attempt that a feature has ended on purpose (`Alarm`) is answered by the feature; the budget and what is
+left to go back to bound its answer.
 
 Called by `faults.py` and `outcome.py`. The reason names what a restart resumes from according to the run's
 history; the ranks decide it in `runtime/rank/resuming/`. Does not act.
@@ -35,77 +34,9 @@ from grpo_run.runtime.history.history import History
 from grpo_run.runtime.history.recovery import Action, Decision, Recovery, fails_to_resume, repeats, what_of
 from grpo_run.runtime.launch.config import Budget
 from grpo_run.watchdog.causes import Cause, Origin
-from grpo_run.watchdog.learning_rules import GuardResponse, LearningGuard, Trip
 from grpo_run.watchdog.observation import Phase, Slot, all_done, all_returned
 from grpo_run.watchdog.text import duration_text
 from grpo_run.watchdog.verdict import Verdict
-
-SAME_PLACE_STEPS = 20
-"""A trip of the same guard up to this many steps after the last one belongs to the same collapse: fresh
-samples may delay it."""
-LEAD_STEPS = 2
-"""How long before the first bad reward the samples may have been what broke the weights. A gradient that is
-not finite belongs to the samples of its own step."""
-
-
-def decide_trip(history: History, trip: Trip, budget: Budget, *, can_go_back: bool) -> Decision:
-    """Return what follows.
-
-    Args:
-        history: contains this incident as its last recovery.
-        trip: of the guard.
-        budget: a run that may not restart is not rolled back either.
-        can_go_back: something is left to resume from before the onset, or nothing is saved at all.
-    """
-    if trip.response is GuardResponse.stop:
-        return _stop(f"the guard {trip.guard} is set to stop")
-    if (over := _over_budget(history, budget)) is not None:
-        return over
-    if not can_go_back:
-        return _stop(f"no checkpoint from before the onset at step {trip.onset} is left")
-    call = history.recoveries[-1].train_call
-    before = _earlier_trips(history, trip, call)
-    if not before:
-        return Decision(
-            action=Action.restart_from_earlier_checkpoint,
-            reason=f"repeats the steps from before step {trip.onset} exactly, in case it was transient",
-            before_step=trip.onset,
-        )
-    if any(one.fresh_from is not None for one in before):
-        return _stop(
-            f"the guard {trip.guard} has tripped again after an exact repetition and after one with fresh"
-            " samples"
-        )
-    lead = 0 if trip.guard is LearningGuard.nonfinite else LEAD_STEPS
-    fresh_from = max(1, trip.onset - lead)
-    return Decision(
-        action=Action.restart_from_earlier_checkpoint,
-        reason=(
-            "the exact repetition ended the same way; repeats with fresh sampling seeds from step"
-            f" {fresh_from} on"
-        ),
-        before_step=trip.onset,
-        fresh_from=fresh_from,
-    )
-
-
-def _earlier_trips(history: History, trip: Trip, call: int) -> list[Recovery]:
-    """Return the rollbacks because of the same collapse, newest first."""
-    found: list[Recovery] = []
-    step = trip.step
-    for recovery in reversed(history.recoveries[:-1]):
-        if recovery.guard is None:
-            continue  # another fault during the repetition
-        if (
-            recovery.guard != trip.guard
-            or recovery.train_call != call
-            or step > recovery.step + SAME_PLACE_STEPS
-        ):
-            break
-        found.append(recovery)
-        step = recovery.step
-    return found
-
 
 PATIENCE_SECONDS = 600.0
 """How long a start is tried that fails for reasons outside the script: as long as a hub or a mount may be
@@ -138,8 +69,9 @@ def decide(
         verdict: of this incident.
         budget: limit on consecutive failures.
         stopping: a stop was requested, so nothing is restarted.
-        can_go_back: for a learning guard, see `decide_trip`.
-        answer: what a feature offers if the failure would only repeat.
+        can_go_back: something is left to resume from before the step to which the answer goes back, or
+            nothing is saved at all.
+        answer: what a feature offers after its own alarm, or if the failure would only repeat.
         starts_over: a new run follows if this one cannot be resumed.
         wrong_settings: a rank has found an error that the user has to correct.
         at_once: `answer` is taken, whatever follows otherwise.
@@ -150,8 +82,8 @@ def decide(
         return _stop("a stop was requested")
     if at_once and answer is not None:
         return answer
-    if verdict.trip is not None:
-        return decide_trip(history, verdict.trip, budget, can_go_back=can_go_back)
+    if verdict.alarm is not None and answer is not None:
+        return _bounded(answer, history, budget, can_go_back=can_go_back)
     if verdict.final:
         return _stop(f"{verdict.final}; a restart would repeat it")
     if fails_to_resume(history.recoveries):
@@ -234,6 +166,17 @@ def why_not_finished(history: History, *, unsaved: str, refused: str, left_out: 
 
 def _stop(reason: str) -> Decision:
     return Decision(action=Action.stop, reason=reason)
+
+
+def _bounded(answer: Decision, history: History, budget: Budget, *, can_go_back: bool) -> Decision:
+    """Return the answer to an alarm if the run may restart, and can go back as far."""
+    if not answer.restarts:
+        return answer
+    if (over := _over_budget(history, budget)) is not None:
+        return over
+    if not can_go_back:
+        return _stop(f"no checkpoint from before the onset at step {answer.before_step} is left")
+    return answer
 
 
 def _over_budget(history: History, budget: Budget) -> Decision | None:

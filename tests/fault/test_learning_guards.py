@@ -11,7 +11,7 @@ from support.references import plain_ranks, undisturbed
 from support.runs import SCRIPTS, Runs, digest
 from support.trainer_and_loop import LOOP, TRAINER
 
-from grpo_run.watchdog.learning_rules import LearningGuard
+from grpo_run.runtime.features.learning_guards.settings import LearningGuard
 
 STEPS = ("--max-steps", "12", "--save-steps", "4")
 COLLAPSE = str(SCRIPTS / "collapse.py")

@@ -70,7 +70,7 @@ def main() -> None:
     parser.add_argument("--block-steps", type=int, default=5, help="steps of a block")
     arguments = parser.parse_args()
     try:
-        from grpo_run.runtime.rank import growth
+        from grpo_run.runtime.features.phase_growth import rank as growth
     except ImportError:
         pass  # under another launcher
     else:

@@ -37,7 +37,7 @@ MODULES = {
     "watchdog/waits/proof.py": "tests/unit/watchdog/waits",
     "watchdog/stalls/step_clock.py": "tests/unit/watchdog/stalls/test_stalls.py",
     "watchdog/stalls/late_ranks.py": "tests/unit/watchdog/stalls/test_late_ranks.py",
-    "watchdog/learning_guards.py": "tests/unit/watchdog",
+    "runtime/features/learning_guards/_judge.py": "tests/unit/runtime/features/learning_guards",
 }
 """The pure deciders, and the tests that must notice a change."""
 EQUIVALENT_OPERATORS = (

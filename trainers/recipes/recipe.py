@@ -15,8 +15,9 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt, ValidationError
 
 from grpo_run.runtime.errors import ConfigError
+from grpo_run.runtime.features import modules
 from grpo_run.runtime.launch.generation_caps import MIN_WINDOW
-from grpo_run.runtime.launch.guard_options import parse_guards
+from grpo_run.runtime.launch.option import given_values
 from grpo_run.trainers.recipes.problems import read_problems
 from grpo_run.trainers.recipes.settings import apply_overrides, origin_of, read_settings, validation_error
 
@@ -223,7 +224,9 @@ def _check_combinations(recipe: Recipe, origin: Callable[[str], str]) -> None:
             problem = "needs" if recipe.task.startswith("memgen") else "has no"
             raise ConfigError(f"{origin(key)}: the {recipe.task} task {problem} section {key!r}")
     try:
-        parse_guards(recipe.guards)
+        for module in modules("settings"):
+            if hasattr(module, "SETTINGS"):
+                given_values(module.SETTINGS, {"--guard": recipe.guards})
     except ConfigError as error:
         raise ConfigError(f"{origin('guards')}: {error}") from None
     weights, rewards = recipe.grpo.reward_weights, REWARD_COUNTS[recipe.task]

@@ -3,8 +3,8 @@
 When one rank exits, its peers soon fail too, with errors of the collective they were in; those are victims.
 The culprit is the first rank that was killed by a signal, or else the first rank with an error of its own. A
 rank that has run out of memory is never a victim, and is blamed before ranks that were aborted: its exit is
-what aborts them. A learning guard that has ended a rank is recognized too. Pure: takes exits and slots, does
-no I/O and reads no clock. Called by `fault.py`.
+what aborts them. An alarm that has ended the ranks is recognized too. Pure: takes exits and slots, does no
+I/O and reads no clock. Called by `fault.py`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from collections.abc import Mapping, Sequence
 from grpo_run.watchdog.causes import Cause, Origin, origin_of
 from grpo_run.watchdog.diagnosis._out_of_memory import memory_advice, memory_sentence, memory_signature
 from grpo_run.watchdog.diagnosis._place import last_step, phase_of, phases_of, position_of
-from grpo_run.watchdog.learning_rules import LearningGuard
 from grpo_run.watchdog.memory.shortage import Shortage, shortage_of, shortage_of_bus_error
 from grpo_run.watchdog.observation import Exit, Phase, ProcessEnd, RankError, Slot
 from grpo_run.watchdog.text import rank_names
@@ -306,28 +305,8 @@ def signal_name(number: int) -> str:
         return f"signal {number}"
 
 
-ADVICE = {
-    LearningGuard.nonfinite: (
-        "Check for divisions by 0 and logarithms of 0 in the loss, for a learning rate that is too high, and"
-        " for rewards that are not finite."
-    ),
-    LearningGuard.zero_variance: (
-        "Check the reward functions, and whether the prompts are too easy or too hard."
-    ),
-    LearningGuard.kl: "Lower the learning rate, or raise beta.",
-    LearningGuard.entropy: "Check the learning rate, the temperature and the rewards.",
-    LearningGuard.reward: (
-        "Look at completions from before and after the onset; lower the learning rate if their form has"
-        " broken."
-    ),
-    LearningGuard.capped: (
-        "Look at completions: a model that does not stop any more repeats itself, or is rewarded for length."
-    ),
-}
-
-
-def diagnose_guard(exits: Sequence[Exit], slots: Mapping[int, Slot | None]) -> Verdict | None:
-    """Return the verdict if a learning guard ended the attempt, else None.
+def diagnose_alarm(exits: Sequence[Exit], slots: Mapping[int, Slot | None]) -> Verdict | None:
+    """Return the verdict if the ranks ended the attempt on purpose, else None.
 
     Whatever else failed did so because ranks left, or because weights were broken.
 
@@ -335,23 +314,17 @@ def diagnose_guard(exits: Sequence[Exit], slots: Mapping[int, Slot | None]) -> V
         exits: the failed ranks.
         slots: last reading of every local rank's slot.
     """
-    found = [exit for exit in exits if exit.error is not None and exit.error.trip is not None]
-    if not found:
+    errors = [exit.error for exit in exits if exit.error is not None and exit.error.alarm is not None]
+    if not errors:
         return None
-    first = min(found, key=lambda exit: exit.error.wall_time if exit.error is not None else 0.0)
-    assert first.error is not None
-    trip = first.error.trip
-    assert trip is not None
+    alarm = min(errors, key=lambda error: error.wall_time).alarm
+    assert alarm is not None
     return Verdict(
-        cause=Cause.nonfinite if trip.guard is LearningGuard.nonfinite else Cause.learning_collapse,
-        step=trip.step,
-        sentence=trip.sentence,
-        signature=f"guard:{trip.guard}:step{trip.step}",
+        cause=Cause(alarm.cause),
+        step=alarm.step,
+        sentence=alarm.sentence,
+        signature=alarm.signature,
         waiters=tuple(sorted(slots)),
-        advice=(
-            ADVICE[trip.guard],
-            "To continue from before the onset: the same command with --fresh --resume-from CHECKPOINT"
-            f" (below {trip.onset})" + " and, if it has one, another --run-dir.",
-        ),
-        trip=trip,
+        advice=alarm.advice,
+        alarm=alarm,
     )

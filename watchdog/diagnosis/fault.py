@@ -24,9 +24,9 @@ from grpo_run.watchdog.diagnosis._hangs import (
 from grpo_run.watchdog.diagnosis._host_oom import diagnose_host_oom
 from grpo_run.watchdog.diagnosis._rewards import raised_reward
 from grpo_run.watchdog.diagnosis.exits import (
+    diagnose_alarm,
     diagnose_early_exit,
     diagnose_exits,
-    diagnose_guard,
     is_lost_peer,
     is_victim,
 )
@@ -113,8 +113,8 @@ def diagnose(evidence: Evidence) -> Verdict:
         return diagnose_stall(evidence.stall, slots, stacks)
     if not failed:
         return diagnose_slow_stop(evidence.stop_seconds, slots, stacks)
-    if (tripped := diagnose_guard(failed, slots)) is not None:
-        return tripped
+    if (alarm := diagnose_alarm(failed, slots)) is not None:
+        return alarm
     host = diagnose_host_oom(failed, slots, evidence.kills, best_position=evidence.best_position)
     if host is not None:
         return add_locations(host, stacks)

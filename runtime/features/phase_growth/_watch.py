@@ -243,7 +243,7 @@ def _median_block(blocks: Sequence[Block]) -> Block:
 
 def _has_grown(name: str, base: Block, block: Block) -> bool:
     before, now = base.counts.get(name, 0.0), block.counts.get(name, 0.0)
-    return now >= GROWN * before and now - before >= LEAST_INCREASE[name]
+    return now > before and now >= GROWN * before and now - before >= LEAST_INCREASE[name]
 
 
 def _grew_with(phase: str, base: Block, block: Block) -> tuple[str, ...]:

@@ -8,7 +8,7 @@ from grpo_run.runtime.history.history import History
 from grpo_run.runtime.history.reporter import Reporter
 from grpo_run.runtime.history.run_directory import RunDirectory
 from grpo_run.runtime.launch.config import RunConfig
-from grpo_run.runtime.supervisor.points import SupervisorFeature
+from grpo_run.runtime.supervisor.points import FeatureFactory, SupervisorFeature
 
 
 class KnownTrackerRuns(SupervisorFeature):
@@ -24,4 +24,4 @@ class KnownTrackerRuns(SupervisorFeature):
         return self._runs.names if rank == 0 else None
 
 
-PART = KnownTrackerRuns
+PART: FeatureFactory = KnownTrackerRuns

@@ -107,7 +107,7 @@ class SavedRankState(_Model):
     reference: Literal["replicated", "sharded"] | None = None
     gradient_order: list[int] | None = None
     guards: Any = None
-    """What the learning guards have seen, as plain JSON values."""
+    """What features keep, as plain JSON values."""
     loop: Any = None
     """What a hand-written loop keeps per rank; None for a Trainer."""
 

@@ -6,7 +6,7 @@ This package adds, per rank: the micro-step counter and the rollout in use (`_tr
 epoch (`data_order.py`), values accumulated for the next log line (`_trainer_state.py`), a synced reference
 model (`_trainer_state.py`), the order in which DDP reduces gradients (`gradient_order.py`), stateful reward
 functions (`_trainer_state.py`), the script's callbacks (`callback_state.py`), whether one of them ended the
-call, and what the learning guards have seen.
+call, and what features keep.
 
 The guard creates one `ExactState` per `train()` call and calls `begin`, `begin_epoch`, `begin_step` and `end`
 at the trainer's own events. Every rank calls `save` at every checkpoint.
@@ -25,7 +25,7 @@ import functools
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from grpo_run.runtime.errors import CheckpointError
 from grpo_run.runtime.rank.exact import _trainer_state as trainer_state
@@ -36,17 +36,8 @@ from grpo_run.runtime.rank.exact.encoding import Decoder, Encoder
 from grpo_run.runtime.rank.exact.format import Geometry, SavedRankState
 from grpo_run.runtime.rank.exact.geometry import read_all, regrouped, resharded
 from grpo_run.runtime.rank.exact.gradient_order import GradientOrder, needs_gradient_order
+from grpo_run.runtime.rank.points import CallPoints
 from grpo_run.runtime.upstream import trainer_names
-
-
-class HasState(Protocol):
-    """Something whose state is plain JSON values."""
-
-    def state(self) -> Any:
-        """Return the state."""
-
-    def load(self, state: Any) -> None:
-        """Restore what `state` returned; None in a checkpoint that has none."""
 
 
 class ExactState:
@@ -54,7 +45,7 @@ class ExactState:
 
     Args:
         warn: called with a one-line message, once per message, for what cannot be exact.
-        guards: the learning guards, whose history is a part of the state.
+        features: what they add to the call, whose state is a part of this.
         clock: monotonic seconds, for the training time that is summed over attempts.
     """
 
@@ -65,14 +56,14 @@ class ExactState:
         rank: int,
         world_size: int,
         warn: Callable[[str], None],
-        guards: HasState | None = None,
+        features: CallPoints | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._trainer = trainer
         self._rank = rank
         self._world_size = world_size
         self._warn = functools.cache(warn)  # each message once
-        self._guards = guards
+        self._features = features
         self._clock = clock
         self._callbacks = CallbackStates(trainer.callback_handler.callbacks, self._warn)
         self.script_stopped = False
@@ -187,7 +178,7 @@ class ExactState:
             if reference is not None
             else None,
             gradient_order=self._gradients.order if self._gradients is not None else None,
-            guards=self._guards.state() if self._guards is not None else None,
+            guards=self._features.state() if self._features is not None else None,
         )
         format.write(folder, state, encoder.tensors)
 
@@ -231,8 +222,8 @@ class ExactState:
         anew = state.script_stopped and self.script_decides_anew
         if not anew and (mismatch := self._callbacks.restore(state.callbacks, decoder)):
             self._warn(mismatch)
-        if self._guards is not None:
-            self._guards.load(state.guards)
+        if self._features is not None:
+            self._features.load(state.guards)
         self.script_stopped = state.script_stopped and not anew
         self.epoch_ended = state.epoch_ended
         if state.evaluating:

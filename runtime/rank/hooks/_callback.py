@@ -18,30 +18,11 @@ from transformers import TrainerCallback
 from grpo_run.runtime.rank.exact.state import ExactState
 from grpo_run.runtime.rank.hooks._control import ControlVote
 from grpo_run.runtime.rank.hooks._resume import RestoredCall
-from grpo_run.runtime.rank.learning import StepReader
 from grpo_run.runtime.rank.saving.saver import Saver
 from grpo_run.runtime.rank.session import Session
 from grpo_run.runtime.rank.step.events import StepEvents
 from grpo_run.runtime.rank.step.logged import known_metrics, publish_metrics
 from grpo_run.runtime.rank.trainer_facts import TrainerFacts
-from grpo_run.watchdog.learning_observations import StepValues
-
-
-class TrainerSource:
-    """What a Trainer contributes to its steps: the position in its data, and what a step has shown."""
-
-    def __init__(self, exact: ExactState, reader: StepReader) -> None:
-        self._exact = exact
-        self._reader = reader
-
-    def begin_step(self) -> None:
-        """Note the position in the data, and what was logged before the step."""
-        self._exact.begin_step()
-        self._reader.begin_step()
-
-    def take_values(self) -> StepValues:
-        """Return the step's loss, norm of the gradient and metrics, as far as guards judge them."""
-        return self._reader.take()
 
 
 class GuardCallback(TrainerCallback):  # type: ignore[misc]

@@ -21,12 +21,11 @@ from typing import Any
 from transformers import TrainerCallback
 
 from grpo_run.runtime.rank.exact.state import ExactState
-from grpo_run.runtime.rank.hooks._callback import GuardCallback, TrainerSource
+from grpo_run.runtime.rank.hooks._callback import GuardCallback
 from grpo_run.runtime.rank.hooks._control import ControlVote
 from grpo_run.runtime.rank.hooks._phases import mark_callbacks
 from grpo_run.runtime.rank.hooks._resume import RestoredCall, epochs_skipped, fitting_facts
 from grpo_run.runtime.rank.hooks._rollout_hooks import rollouts_hooked
-from grpo_run.runtime.rank.learning import LearningGuards, StepReader, read_steps
 from grpo_run.runtime.rank.memory_facts import publish_facts
 from grpo_run.runtime.rank.points import CallPoints
 from grpo_run.runtime.rank.resuming import request
@@ -115,7 +114,7 @@ def run_train_call(
 
     Raises:
         Stopped: all ranks agreed to stop before the call's last step.
-        GuardTripped: all ranks agreed that a learning guard ends the attempt.
+        AlarmRaised: all ranks agreed to end the attempt.
     """
     session = guard.session
     chosen = str(trainer.args.output_dir)
@@ -127,29 +126,27 @@ def run_train_call(
     fitting = fitting_facts(trainer, facts, session)
     agreed = agree_on_resume(session, call, script_argument or None, fitting, claimed=guard.claimed)
     call, resume = guard.recognize(call, agreed.choice.ordinal), agreed.choice
-    guards = LearningGuards(session, call.ordinal, sampling_group=session.rank // facts.ranks_per_engine)
-    step_vote = StepVote(session, guard.requests, guards)
-    reader = StepReader(trainer)
     if (text := order_warning(trainer, facts)) is not None and session.world_size > 1:
         session.warn(text)
     with ExitStack() as hooks:
-        points = CallPoints(train_call=call.ordinal, trainer=trainer, models=[trainer.model], hooks=hooks)
+        points = CallPoints(
+            train_call=call.ordinal, trainer=trainer, facts=facts, models=[trainer.model], hooks=hooks
+        )
+        step_vote = StepVote(session, guard.requests, points)
         exact = ExactState(
-            trainer, rank=session.rank, world_size=session.world_size, warn=session.warn, guards=guards
+            trainer, rank=session.rank, world_size=session.world_size, warn=session.warn, features=points
         )
         exact.script_decides_anew = resume.decides_anew
         hooks.callback(exact.close)
         for feature in guard.features:
             feature.call(session, points)
         hooks.enter_context(rollouts_hooked(trainer, facts, guard, call.ordinal, step_vote))
-        hooks.enter_context(read_steps(trainer, reader))
         hooks.enter_context(record_model_activity(trainer, session, points.forward_passes))
         warn_once = functools.cache(session.warn_in_journal if session.is_main else lambda text: None)
         hooks.enter_context(input_gradients.one_hook_per_model(lambda: warn_once(HOOK_REPLACED)))
         contents = TrainerContents(trainer, facts, session, call, exact)
         saver = Saver(contents, session, snapshots=guard.snapshots, collect_vote=step_vote.collect)
-        source = TrainerSource(exact, reader)
-        events = StepEvents(session, call.ordinal, step_vote, saver, guards, source, points)
+        events = StepEvents(session, call.ordinal, step_vote, saver, points, exact.begin_step)
         hooks.enter_context(contents.log_history.restored())
         control = ControlVote(trainer, session, step_vote.collect)
         hooks.enter_context(control.observed())

@@ -191,13 +191,13 @@ def save(
     randomness: Randomness,
     data: DataPosition | None,
     gradient_orders: dict[str, list[int]],
-    guards: Any,
+    features: Any,
 ) -> None:
     """Write this rank's file.
 
     Args:
         folder: the checkpoint's directory.
-        guards: the state of the learning guards, as plain JSON values.
+        features: the state of features, as plain JSON values.
 
     Raises:
         ConfigError: an entry of the loop's state is of a type that a checkpoint cannot hold.
@@ -214,7 +214,12 @@ def save(
     encoded = {part: _encoded(value, tensors) for part, value in parts.items()}
     (folder / format.FOLDER).mkdir(mode=0o700, parents=True, exist_ok=True)
     saved = SavedRankState(
-        schema_version=format.SCHEMA, rank=rank, world_size=world_size, step=step, guards=guards, loop=encoded
+        schema_version=format.SCHEMA,
+        rank=rank,
+        world_size=world_size,
+        step=step,
+        guards=features,
+        loop=encoded,
     )
     format.write(folder, saved, tensors)
 
@@ -255,7 +260,7 @@ class LoadedRankState:
             raise CheckpointError(f"{source} is not of a loop")
         decoder = Decoder(tensors, device, source)
         self.step = saved.step
-        self.guards = saved.guards
+        self.features = saved.guards
         self.folder = folder
         self._parts = {part: decoder(value) for part, value in saved.loop.items()}
         self.randomness = self._parts

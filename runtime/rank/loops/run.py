@@ -3,15 +3,14 @@
 `loop.steps` iterates over it (`steps.py`), and `loop.begin` returns it. `LoopContents` is what the loop's
 checkpoints contain, for the savers in `runtime/rank/saving/`: the script's objects and what each rank keeps
 for itself. `LoopLogs` takes what the script gives to `loop.log`; `trainers/loop.py` finds it through the
-guard, `runtime/rank/step/logged.py` publishes the numbers, and `runtime/rank/learning.py` judges them.
-Outside `grpo-run launch`, `steps.py` has a plain loop in its place.
+guard, and `runtime/rank/step/logged.py` publishes the numbers. Outside `grpo-run launch`, `steps.py` has a
+plain loop in its place.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import math
 import os
 import threading
 from collections.abc import Callable, Iterable, Mapping, MutableMapping
@@ -26,7 +25,6 @@ from grpo_run.runtime.checkpoints.manifest import TrainCall
 from grpo_run.runtime.errors import ConfigError
 from grpo_run.runtime.history.events import LoopLeft
 from grpo_run.runtime.rank.exact.gradient_order import GradientOrder, needs_gradient_order
-from grpo_run.runtime.rank.learning import LearningGuards
 from grpo_run.runtime.rank.loops import _rank_state as rank_state
 from grpo_run.runtime.rank.loops._optimizers import OptimizerSteps
 from grpo_run.runtime.rank.loops._rank_state import LoadedRankState, Randomness
@@ -42,7 +40,6 @@ from grpo_run.runtime.rank.step.guard import AttemptState, guard_of
 from grpo_run.runtime.rank.step.logged import known_metrics, publish_metrics
 from grpo_run.runtime.rank.step.resume import CallFacts, agree_on_resume, held_snapshot, resumed_directory
 from grpo_run.runtime.rank.step.step_vote import StepVote
-from grpo_run.watchdog.learning_observations import StepValues
 from grpo_run.watchdog.observation import Phase, RankState
 
 
@@ -94,40 +91,24 @@ class LoopLogs:
     """Takes what the script logs of one loop.
 
     Args:
-        train_call: number of the loop among the calls of the run.
+        points: what features add to the loop.
         step: returns the step in progress, counted from 1.
     """
 
-    def __init__(self, session: Session, *, train_call: int, step: Callable[[], int]) -> None:
+    def __init__(self, session: Session, points: CallPoints, *, step: Callable[[], int]) -> None:
         self._session = session
-        self._train_call = train_call
+        self._points = points
         self._step = step
-        self._finite = True
-        self._reward: float | None = None
-        self.optimized = False
-        """An optimizer has taken a step. Otherwise the weights have not changed: a gradient scaler skips a
-        step whose gradients are not finite."""
 
     def __call__(self, values: Mapping[str, Any]) -> None:
         """Publish the numbers that are known. Not collective."""
         if threading.current_thread() is not threading.main_thread():
             return  # only one thread writes the slot
         metrics = known_metrics(values)
-        self._finite &= math.isfinite(metrics.get("loss", 0.0))
-        self._reward = metrics.get("reward", self._reward)
-        publish_metrics(self._session, metrics, values, step=self._step(), train_call=self._train_call)
-
-    def begin_step(self) -> None:
-        """Do nothing: what is logged counts for the step in progress."""
-
-    def take_values(self) -> StepValues:
-        """Return what the finished step has shown of the learning, and begin the next one."""
-        finite, reward = self._finite, self._reward
-        self._finite, self._reward = True, None
-        # ranks log rewards of their own, and one rank must judge for all
-        return StepValues(
-            finite=finite or not self.optimized, reward=reward if self._session.is_main else None
-        )
+        for logged in self._points.logged:
+            logged(metrics)
+        train_call = self._points.train_call
+        publish_metrics(self._session, metrics, values, step=self._step(), train_call=train_call)
 
 
 class SupervisedLoop:
@@ -191,24 +172,20 @@ class SupervisedLoop:
         self._contents = LoopContents(
             session, self._call, self._state, limit=save_total_limit, write_rank_state=self._write_rank_state
         )
-        self._guards = LearningGuards(session, self._call.ordinal, sampling_group=session.rank)
-        self._logs = LoopLogs(session, train_call=self._call.ordinal, step=lambda: self.step + 1)
-        self._step_vote = StepVote(session, guard.requests, self._guards)
-        self._saver = Saver(
-            self._contents, session, snapshots=guard.snapshots, collect_vote=self._step_vote.collect
-        )
-        points = CallPoints(
+        self._points = CallPoints(
             train_call=self._call.ordinal,
-            trainer=None,
             models=self._state.modules.values(),
             hooks=self._hooks,
             leave_loop=self._leave_early,
         )
         for feature in guard.features:
-            feature.call(session, points)
-        self._events = StepEvents(
-            session, self._call.ordinal, self._step_vote, self._saver, self._guards, self._logs, points
+            feature.call(session, self._points)
+        self._logs = LoopLogs(session, self._points, step=lambda: self.step + 1)
+        self._step_vote = StepVote(session, guard.requests, self._points)
+        self._saver = Saver(
+            self._contents, session, snapshots=guard.snapshots, collect_vote=self._step_vote.collect
         )
+        self._events = StepEvents(session, self._call.ordinal, self._step_vote, self._saver, self._points)
         self._optimizers = OptimizerSteps(
             self._state.optimizers.values(), before=self._before_optimizer, after=self._after_optimizer
         )
@@ -260,7 +237,7 @@ class SupervisedLoop:
             self._state.load(folder)
             loaded = LoadedRankState(folder, self._session.rank, self._device())
         loaded.restore(self._state)
-        self._guards.load(loaded.guards)
+        self._points.load(loaded.features)
         if self._data is not None and loaded.data is not None:
             self._data.load(loaded.data)
         for key, order in self._orders.items():
@@ -305,7 +282,7 @@ class SupervisedLoop:
 
     def _commit(self) -> None:
         self._loaded = None
-        self._logs.optimized = self._optimizers.taken
+        self._points.optimized = self._optimizers.taken
         if self._optimizers.take_pending():
             raise ConfigError(
                 f"step {self.step} of a loop ends with gradients that no optimizer has used, which a"
@@ -427,7 +404,7 @@ class SupervisedLoop:
             randomness=self._randomness,
             data=self._data,
             gradient_orders={key: order for key, order in orders.items() if order is not None},
-            guards=self._guards.state(),
+            features=self._points.state(),
         )
 
     def _device(self) -> torch.device:

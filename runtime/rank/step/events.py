@@ -5,20 +5,19 @@
 result of the vote before: a stop, a save, a snapshot, memory cleanup. `docs/internals/step.md` lists the
 calls of a real step in their order; it is generated from a recording of this module.
 
-Does not know what a Trainer or a loop is: `StepSource` is what they contribute. The methods of a trainer
-that are wrapped within a step are listed in `runtime/rank/hooks/_rollout_hooks.py`.
+Does not know what a Trainer or a loop is. The methods of a trainer that are wrapped within a step are listed
+in `runtime/rank/hooks/_rollout_hooks.py`.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
-from typing import Any, Protocol
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from grpo_run.runtime.checkpoints.manifest import TrainCall, mark_finished
 from grpo_run.runtime.errors import CheckpointError
 from grpo_run.runtime.history.events import TrainEnded, TrainStarted
-from grpo_run.runtime.rank.learning import LearningGuards
 from grpo_run.runtime.rank.memory.cleanup import HostCaches, StepCleanup
 from grpo_run.runtime.rank.memory.cleanup_policy import CleanupNeed
 from grpo_run.runtime.rank.points import CallPoints
@@ -26,18 +25,7 @@ from grpo_run.runtime.rank.saving.saver import Saver
 from grpo_run.runtime.rank.session import Session
 from grpo_run.runtime.rank.step.step_vote import NO_REQUESTS, StepVote
 from grpo_run.runtime.rank.vote import ControlRequests, either
-from grpo_run.watchdog.learning_observations import StepValues
 from grpo_run.watchdog.observation import Phase, RankState
-
-
-class StepSource(Protocol):
-    """What a `train()` call or a loop contributes to its steps."""
-
-    def begin_step(self) -> None:
-        """The batches of a step have been read: note the position in the data, and forget the step before."""
-
-    def take_values(self) -> StepValues:
-        """Return what the finished step has shown of the learning."""
 
 
 class StepEvents:
@@ -47,8 +35,8 @@ class StepEvents:
         ordinal: the number of the call in the run, from 1.
         step_vote: votes on the steps of this call.
         saver: takes the checkpoints of this call.
-        guards: judge each step.
         points: what features add to the call.
+        note_position: notes the position in the data, when the batches of a step have been read.
     """
 
     def __init__(
@@ -57,17 +45,15 @@ class StepEvents:
         ordinal: int,
         step_vote: StepVote,
         saver: Saver,
-        guards: LearningGuards,
-        source: StepSource,
         points: CallPoints,
+        note_position: Callable[[], None] = lambda: None,
     ) -> None:
         self._session = session
         self._ordinal = ordinal
         self._step_vote = step_vote
         self._saver = saver
-        self._guards = guards
-        self._source = source
         self._points = points
+        self._note_position = note_position
         self._cleanup = self._make_cleanup(session.config.cleanup_every)
         self._host_caches = HostCaches(session.board)
 
@@ -120,8 +106,9 @@ class StepEvents:
         Args:
             step: counted from 1.
         """
-        self._source.begin_step()
-        self._guards.begin_step(step)
+        self._note_position()
+        for begins in self._points.step_begins:
+            begins(step)
         self._session.slot.replace(Phase.forward_backward)
 
     def optimizer_begins(self) -> None:
@@ -129,7 +116,7 @@ class StepEvents:
 
         Raises:
             ConsensusError: ranks disagree about the previous step or its phases.
-            GuardTripped: the ranks agree that a learning guard ends the attempt.
+            AlarmRaised: the ranks agree to end the attempt.
         """
         self._step_vote.collect()
         self._session.slot.replace(Phase.optimizer)
@@ -148,18 +135,16 @@ class StepEvents:
             What all ranks do after this step, of what callbacks have asked for on any.
 
         Raises:
-            GuardTripped: a learning guard ends the attempt.
+            AlarmRaised: the ranks agree to end the attempt.
         """
         session, slot = self._session, self._session.slot
         self._step_vote.collect()  # if no optimizer has taken a step
         self._host_caches.after_step()
         for ends in self._points.step_ends:
             ends(step)
-        learning = self._guards.end_step(step, self._source.take_values())
         agreed = self._step_vote.start(
             step,
             snapshot=session.is_main and self._saver.cadence.wanted(step),
-            learning=learning,
             cleanup=self._cleanup.take_need(),
             requests=requests,
         )
@@ -171,7 +156,8 @@ class StepEvents:
             begins(step)
         slot.publish()
         own = None
-        if learning.tripped or any(requests):  # before the next rollout, which may fail with such weights
+        # before the next rollout, which may fail with such weights
+        if self._points.alarm is not None or any(requests):
             own = self._step_vote.collect()
         self._saver.decide(step, agreed.flags)
         return agreed.asked_by_some if own is None else either(agreed.asked_by_some, own.asked_by_all)

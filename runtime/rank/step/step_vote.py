@@ -16,8 +16,9 @@ import zlib
 from dataclasses import replace
 
 from grpo_run.runtime.board.board import Board
-from grpo_run.runtime.rank.learning import LearningGuards
+from grpo_run.runtime.errors import AlarmRaised
 from grpo_run.runtime.rank.memory.cleanup_policy import NOTHING, CleanupNeed
+from grpo_run.runtime.rank.points import CallPoints
 from grpo_run.runtime.rank.session import Session
 from grpo_run.runtime.rank.vote import ControlRequests, Flags, Vote, VoteResult, either
 from grpo_run.watchdog.observation import Phase
@@ -62,12 +63,12 @@ class StepVote:
 
     Args:
         requests: the user's requests, shared by all calls of the attempt.
-        guards: act on each result before anything else does.
+        points: of the call; an alarm in it ends the attempt before anything else is done with a result.
     """
 
-    def __init__(self, session: Session, requests: UserRequests, guards: LearningGuards) -> None:
+    def __init__(self, session: Session, requests: UserRequests, points: CallPoints) -> None:
         self._session = session
-        self._guards = guards
+        self._points = points
         self.fingerprint = PhaseFingerprint()
         """Of the phases that this rank enters between two votes."""
         self._requests = requests
@@ -79,7 +80,6 @@ class StepVote:
         step: int,
         *,
         snapshot: bool,
-        learning: Flags,
         cleanup: CleanupNeed = NOTHING,
         requests: ControlRequests = NO_REQUESTS,
     ) -> VoteResult:
@@ -88,7 +88,6 @@ class StepVote:
         Args:
             step: the optimizer step that is done.
             snapshot: whether this rank wants a snapshot.
-            learning: the flags that its learning guards set.
             cleanup: what this rank needs freed.
             requests: what callbacks ask for on this rank.
 
@@ -98,11 +97,12 @@ class StepVote:
         """
         result, self._result = self._result, NO_RESULT
         stop, save = self._requests.poll()
-        flags = learning._replace(
+        flags = Flags(
             stop=stop,
             # the save that is about to be made answers this request too
             save=save and not result.flags.save,
             snapshot=snapshot,
+            alarm=self._points.alarm is not None,
             collect=cleanup.collect,
             release=cleanup.release,
         )
@@ -120,7 +120,7 @@ class StepVote:
         Raises:
             ConsensusError: ranks disagree about the step or the phases.
             RuntimeError: a peer is gone or the vote timed out (raised by torch).
-            GuardTripped: the ranks agree that a learning guard ends the attempt.
+            AlarmRaised: the ranks agree to end the attempt.
         """
         if not self._in_progress:
             return None
@@ -134,7 +134,9 @@ class StepVote:
         slot.committed_step = result.step
         slot.votes = votes.votes
         slot.vote_wait_seconds = votes.wait_seconds
-        self._guards.act(result)
+        if result.flags.alarm:
+            # None if only another rank has seen it, which says what it is
+            raise AlarmRaised(self._points.alarm)
         # a save may collect a vote early, before the result of the previous vote was acted on
         self._result = replace(
             result,

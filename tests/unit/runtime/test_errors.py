@@ -29,7 +29,7 @@ def test_the_docstring_lists_every_class() -> None:
     assert set(entry.findall(errors.__doc__ or "")) == set(CLASSES)
 
 
-@pytest.mark.parametrize("name", sorted(set(CLASSES) - {"GrpoRunError", "Stopped", "GuardTripped"}))
+@pytest.mark.parametrize("name", sorted(set(CLASSES) - {"GrpoRunError", "Stopped", "AlarmRaised"}))
 def test_every_error_derives_from_the_base_class(name: str) -> None:
     """`except GrpoRunError` catches all of them, and each keeps its message."""
     error = CLASSES[name]("what, where, what to do")
@@ -38,14 +38,14 @@ def test_every_error_derives_from_the_base_class(name: str) -> None:
 
 
 def test_errors_are_caught_as_what_they_are() -> None:
-    """Usage errors as those of argparse. A stop passes through `except Exception` of a script, and so does a
-    tripped guard, because a script that catches exceptions must not save weights that a guard has refused.
+    """Usage errors as those of argparse. A stop passes through `except Exception` of a script, and so does an
+    alarm, because a script that catches exceptions must not save weights that a guard has refused.
     """
     assert issubclass(UsageError, ValueError)
     assert not issubclass(Stopped, Exception)
     assert (Stopped(12).code, Stopped(12).step) == (75, 12)
-    assert not issubclass(errors.GuardTripped, Exception)
-    assert issubclass(errors.GuardTripped, SystemExit)
+    assert not issubclass(errors.AlarmRaised, Exception)
+    assert issubclass(errors.AlarmRaised, SystemExit)
 
 
 def test_the_exit_codes_are_the_documented_ones() -> None:

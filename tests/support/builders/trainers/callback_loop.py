@@ -11,9 +11,8 @@ from typing import Any
 
 from transformers import TrainerControl, TrainerState
 
-from grpo_run.runtime.rank.hooks._callback import GuardCallback, TrainerSource
+from grpo_run.runtime.rank.hooks._callback import GuardCallback
 from grpo_run.runtime.rank.hooks._control import ControlVote
-from grpo_run.runtime.rank.learning import LearningGuards
 from grpo_run.runtime.rank.points import CallPoints
 from grpo_run.runtime.rank.saving._cadence import Cadence
 from grpo_run.runtime.rank.saving.saver import Saver
@@ -21,7 +20,6 @@ from grpo_run.runtime.rank.step.events import StepEvents
 from grpo_run.runtime.rank.step.step_vote import StepVote, UserRequests
 from grpo_run.runtime.rank.trainer_facts import TrainerFacts
 from grpo_run.runtime.rank.vote import Vote
-from grpo_run.watchdog.learning_observations import StepValues
 from grpo_run.watchdog.observation import Slot
 
 Reading = Callable[[], Slot]
@@ -65,18 +63,14 @@ class Loop:
         args: Any = None,
     ) -> None:
         self.cadence = cadence or FakeCadence()
-        self.guards = LearningGuards(session, 1, sampling_group=0)
-        self.step_vote = StepVote(session, requests or UserRequests(session.board), self.guards)
-        self.values = StepValues()
+        self.points = CallPoints(train_call=1, trainer=None, hooks=ExitStack())
+        self.step_vote = StepVote(session, requests or UserRequests(session.board), self.points)
         exact: Any = SimpleNamespace(
             begin=lambda folder: None, begin_epoch=int, begin_step=int, end=int, close=int
         )
-        reader: Any = SimpleNamespace(begin_step=int, take=lambda: self.values)
         self.saver: Any = SimpleNamespace(cadence=self.cadence, stopping=False, saved_step=-1)
         self.saver.decide = functools.partial(Saver.decide, self.saver)
-        source = TrainerSource(exact, reader)
-        points = CallPoints(train_call=1, trainer=None, models=[], hooks=ExitStack())
-        events = StepEvents(session, 1, self.step_vote, self.saver, self.guards, source, points)
+        events = StepEvents(session, 1, self.step_vote, self.saver, self.points)
         self.state = TrainerState(global_step=0, max_steps=10)
         self.control = TrainerControl()
         loading = SimpleNamespace(in_dataloader=True, end_of_dataloader=False)

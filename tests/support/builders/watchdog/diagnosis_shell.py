@@ -13,12 +13,12 @@ from grpo_run.watchdog.deadlocks.deadlock import Deadlock
 from grpo_run.watchdog.diagnosis import _hangs as hangs
 from grpo_run.watchdog.diagnosis._host_oom import diagnose_host_oom
 from grpo_run.watchdog.diagnosis._rewards import CALLER_FILE, raised_reward
-from grpo_run.watchdog.diagnosis.exits import diagnose_early_exit, diagnose_exits, diagnose_guard, is_victim
+from grpo_run.watchdog.diagnosis.exits import diagnose_alarm, diagnose_early_exit, diagnose_exits, is_victim
 from grpo_run.watchdog.evidence.stacks import Frame, Stack
-from grpo_run.watchdog.learning_rules import GuardResponse, LearningGuard, Trip
 from grpo_run.watchdog.memory.host_kills import KernelKills
 from grpo_run.watchdog.memory.host_sample import HostSample, LimitUse, ProcessMemory
 from grpo_run.watchdog.observation import (
+    Alarm,
     Exit,
     OpenPhase,
     Phase,
@@ -157,13 +157,6 @@ class DiagnosisShell:
         """Where the verdict on the ranks that have exited says that they were, without the phase."""
         return self.diagnose().splitlines()[1].partition(" (")[0]
 
-    def guard_cause(self) -> str:
-        """The cause of an attempt that a guard has ended, and which guard that was."""
-        assert self.guard()
-        assert self.verdict.trip is not None
-        guard, advice = self.verdict.trip.guard.name, len(self.verdict.advice)
-        return f"{self.verdict.cause}, {advice} lines of advice, {guard}"
-
     def stall_sentence(self, **options: str) -> str:
         """Only the sentence of the verdict on a stall."""
         return self.stall(**options).splitlines()[1]
@@ -176,10 +169,10 @@ class DiagnosisShell:
             diagnose_early_exit(left, [one for one in self.exits if one not in left], self.slots)
         )
 
-    def guard(self) -> str:
-        """The verdict on an attempt that a guard has ended."""
+    def alarm(self) -> str:
+        """The verdict on an attempt that an alarm has ended."""
         self._fill_slots()
-        return self._say(diagnose_guard(self.exits, self.slots))
+        return self._say(diagnose_alarm(self.exits, self.slots))
 
     def host(self, killed: str = "", helper: str = "", risen: str = "yes") -> str:
         """The verdict if the kernel has killed these ranks, or a helper, for lack of memory."""
@@ -288,10 +281,12 @@ class DiagnosisShell:
             )
             for types in told.get("chain", "").split("|") if types
         )  # fmt: skip
-        trip = None
-        if "guard" in told:
-            guard, response = LearningGuard[told["guard"]], GuardResponse.roll_back
-            trip = Trip(guard=guard, response=response, step=7, onset=5, sentence="It fell.")
+        alarm = None
+        if "alarm" in told:
+            alarm = Alarm(
+                cause=told["alarm"], step=7, sentence="It fell.", signature=f"{told['alarm']}:step7",
+                advice=("Look at it.",),
+            )  # fmt: skip
         location = told.get("location", "/home/user/train.py:12:reward")
         bases = told.get("bases", ",".join(chain[0].types) if chain else "")
         return RankError(
@@ -301,7 +296,7 @@ class DiagnosisShell:
             location=place_of(location) if location else None, wall_time=float(told.get("wall_time", 1000.0)),
             phases=phases_of(told["phases"]) if told.get("phases", "-") != "-" else None,
             callback=told.get("callback", ""), bases=tuple(filter(None, bases.split(","))), chain=chain,
-            root=told.get("root", ""), trip=trip,
+            root=told.get("root", ""), alarm=alarm,
         )  # fmt: skip
 
     @staticmethod
@@ -335,7 +330,7 @@ class DiagnosisShell:
             verdict.final, *(f"advice: {line}" for line in verdict.advice),
             f"repeats {verdict.repeat_key}" if verdict.repeat_key else "",
             f"reward {verdict.failed_reward}" if verdict.failed_reward else "",
-            f"trip {verdict.trip.guard}" if verdict.trip else "",
+            f"alarm {verdict.alarm.cause}" if verdict.alarm else "",
             f"traceback {verdict.traceback.splitlines()[0]}" if verdict.traceback else "",
             f"shortage {({name: value for name, value in shortage.items() if value})}" if shortage else "",
         ]  # fmt: skip

@@ -27,6 +27,8 @@ FEATURES = {
     "growth": "GrownPhases.found",
     "memory_trace": "MemoryFindings",
     "memory_plan": "PlanRecord",
+    "guard_trips": "GuardTrips.counts",
+    "nonfinite_refused": "GuardTrips.nonfinite_refused",
     "masked": "MaskedSamples",
 }
 """What features replay now, by the field of that history: a part, or a field of it."""

@@ -85,11 +85,3 @@ def test_no_sum_falls_when_an_attempt_is_counted(attempts: list[list[float]]) ->
             assert totals.phases(live)[Phase.vote].sum_seconds == shown
         assert totals.phases([])[Phase.vote].sum_seconds == shown
         last = shown
-
-
-def test_only_a_guard_that_ends_the_attempt_refuses_a_step() -> None:
-    """A warning lets the step pass, and other guards judge finite values."""
-    history = History()
-    for guard, response in (("nonfinite", "roll-back"), ("nonfinite", "warn"), ("kl", "stop")):
-        history.apply(as_event({"event": "guard_tripped", "time": 1.0, "guard": guard, "response": response}))
-    assert history.nonfinite_refused == 1

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.journal import event
+from support.journal import as_event
 
 from grpo_run.runtime.features.phase_growth import rank
 from grpo_run.runtime.features.phase_growth.events import PART as HISTORY
@@ -113,7 +113,7 @@ def test_growth_is_journaled_printed_and_in_the_history(session: Any, call: Call
     assert session.notified == [found["sentence"]]
     history = History(parts=(HISTORY(),))
     for record in events():
-        history.apply(event(record.pop("event"), **record))
+        history.apply(as_event(record, history.decoder))
     shown = history.part(HISTORY)
     assert shown.as_json() == {"growth": {"forward_backward": found["factor"]}}
     assert shown.pace() == [found["sentence"]]

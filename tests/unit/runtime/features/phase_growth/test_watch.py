@@ -217,6 +217,11 @@ def _ever_more_jobs(number: int, position: float, fields: dict[str, Any]) -> Non
     scale(fields, 1 + 2 * position)
 
 
+def _ever_more_jobs_without_a_collector(number: int, position: float, fields: dict[str, Any]) -> None:
+    fields["counts"] = fields["counts"] | {"collection": 0.0}
+    scale(fields, 1 + 2 * position)
+
+
 def _evaluations(number: int, position: float, fields: dict[str, Any]) -> None:
     if number % 5 == 0:
         scale(fields, 1.4, "generate")
@@ -267,7 +272,8 @@ def _fewer_samples_later(number: int, position: float, fields: dict[str, Any]) -
 
 HEALTHY = [
     _nothing, _completions_grow_tenfold, _completions_shrink, _another_job_starts,
-    _another_job_takes_the_cores, _jobs_come_and_go, _ever_more_jobs, _evaluations, _warm_up, _cool_start,
+    _another_job_takes_the_cores, _jobs_come_and_go, _ever_more_jobs,
+    _ever_more_jobs_without_a_collector, _evaluations, _warm_up, _cool_start,
     _spikes, _rare_phase, _small_growth, _saturating, _more_counts, _fewer_samples_later,
 ]  # fmt: skip
 

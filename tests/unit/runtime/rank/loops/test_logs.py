@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Any
 
 import numpy as np
@@ -12,17 +13,23 @@ import pytest
 import torch
 
 from grpo_run.runtime.rank.loops.run import LoopLogs
+from grpo_run.runtime.rank.points import CallPoints
 from grpo_run.trainers import loop
-from grpo_run.watchdog.learning_observations import StepValues
 from grpo_run.watchdog.observation import Slot
 
 Events = Callable[[], list[dict[str, Any]]]
 
 
 @pytest.fixture
-def log(session: Any) -> LoopLogs:
+def points() -> CallPoints:
+    """Those of the run's second call."""
+    return CallPoints(train_call=2, trainer=None, hooks=ExitStack())
+
+
+@pytest.fixture
+def log(session: Any, points: CallPoints) -> LoopLogs:
     """The logs of the run's second call, whose fourth step is in progress."""
-    return LoopLogs(session, train_call=2, step=lambda: 4)
+    return LoopLogs(session, points, step=lambda: 4)
 
 
 @pytest.mark.parametrize(
@@ -48,23 +55,12 @@ def test_what_is_no_number_is_ignored(value: Any, log: LoopLogs, reading: Callab
     assert math.isnan(reading().value("reward"))
 
 
-def test_the_guards_judge_what_was_logged_of_a_step(log: LoopLogs, session: Any) -> None:
-    """A loss of any micro-batch that is not finite, unless a gradient scaler has skipped the step; rank 0's
-    reward.
-    """
-    log({"loss": torch.tensor(float("nan"))})
-    log({"loss": 1.0, "reward": 0.25})
-    log.optimized = True
-    assert log.take_values() == StepValues(finite=False, reward=0.25)
-    log.optimized = True
-    assert log.take_values() == StepValues()
-    log({"loss": math.inf, "grad_norm": math.inf})
-    log.optimized = False
-    assert log.take_values() == StepValues()
-    session.is_main = False
-    log({"loss": 1.0, "reward": 0.25})
-    log.optimized = True
-    assert log.take_values() == StepValues()
+def test_features_hear_what_was_logged(log: LoopLogs, points: CallPoints) -> None:
+    """The numbers that are known, by their fields."""
+    heard: list[Any] = []
+    points.logged.append(heard.append)
+    log({"train/loss": torch.tensor(0.5), "histogram": torch.ones(3), "lr": 1e-3})
+    assert heard == [{"loss": 0.5, "learning_rate": 1e-3}]
 
 
 def test_another_thread_writes_nothing(log: LoopLogs, reading: Callable[[], Slot]) -> None:

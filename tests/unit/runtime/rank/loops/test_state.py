@@ -39,7 +39,7 @@ def written(tmp_path: Path, state: LoopState, *, rank: int = 0, world_size: int 
     state.write(folder)
     save(
         folder, rank=rank, world_size=world_size, step=4, state=state,
-        randomness=Randomness(state.generators), data=None, gradient_orders={}, guards=None,
+        randomness=Randomness(state.generators), data=None, gradient_orders={}, features=None,
     )  # fmt: skip
     return folder
 

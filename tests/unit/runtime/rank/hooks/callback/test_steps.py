@@ -1,4 +1,4 @@
-"""What the end of a step does: its vote, what was requested, guards, snapshots and cleanup."""
+"""What the end of a step does: its vote, what was requested, alarms, snapshots and cleanup."""
 
 from __future__ import annotations
 
@@ -12,13 +12,11 @@ import pytest
 from support.builders.trainers.callback_loop import Events, FakeCadence, Loop, Reading, with_flags
 from transformers import TrainerControl
 
-from grpo_run.runtime.errors import GuardTripped
+from grpo_run.runtime.errors import AlarmRaised
 from grpo_run.runtime.rank.memory.cleanup_policy import StepMemory
 from grpo_run.runtime.rank.step.step_vote import UserRequests
 from grpo_run.runtime.rank.vote import Vote
-from grpo_run.watchdog.learning_observations import StepValues
-from grpo_run.watchdog.learning_rules import GuardResponse, LearningGuard, Rules
-from grpo_run.watchdog.observation import Phase
+from grpo_run.watchdog.observation import Alarm, Phase
 
 
 def test_a_step_is_committed_before_the_next_optimizer_step(loop: Loop, reading: Reading) -> None:
@@ -135,42 +133,33 @@ def test_two_ranks_that_see_a_request_a_step_apart_save_once(loop: Loop, session
     assert len(loop.saved) == 1
 
 
-def test_a_step_that_is_not_finite_ends_the_attempt_before_anything_else(loop: Loop) -> None:
-    """At its own end: the next rollout would fail with such weights, and a save would keep them."""
+ALARM = Alarm(cause="nonfinite", step=2, sentence="Not finite.", signature="s")
+
+
+def test_an_alarm_ends_the_attempt_before_anything_else(loop: Loop) -> None:
+    """At the end of its step: the next rollout would fail with such weights, and a save would keep them."""
+
+    def raised_at_2(step: int) -> None:
+        loop.points.alarm = ALARM if step == 2 else None
+
+    loop.points.step_ends.append(raised_at_2)
     loop.step()
-    loop.values = StepValues(finite=False)
-    with pytest.raises(GuardTripped) as tripped:
+    with pytest.raises(AlarmRaised) as raised:
         loop.step()
-    assert tripped.value.trip is not None
-    assert (tripped.value.trip.guard, tripped.value.trip.step) == (LearningGuard.nonfinite, 2)
+    assert raised.value.alarm is ALARM
     assert loop.saved == []
 
 
-def test_a_guard_of_another_rank_ends_the_attempt_before_the_next_optimizer_step(
+def test_an_alarm_of_another_rank_ends_the_attempt_before_the_next_optimizer_step(
     session: Any, loop: Loop
 ) -> None:
     """Only that rank knows what it is."""
     start = session.votes.start
-    session.votes.start = lambda vote: start(with_flags(vote, nonfinite=True, tripped=True))
+    session.votes.start = lambda vote: start(with_flags(vote, alarm=True))
     loop.step()
-    with pytest.raises(GuardTripped) as tripped:
+    with pytest.raises(AlarmRaised) as raised:
         loop.callback.on_pre_optimizer_step(loop.args, loop.state, TrainerControl())
-    assert tripped.value.trip is None
-
-
-def test_a_guard_that_warns_is_journaled_once(session: Any, events: Events) -> None:
-    """Training goes on."""
-    responses = {LearningGuard.nonfinite: GuardResponse.warn}
-    session.config = replace(session.config, guards=Rules(responses=responses))
-    loop = Loop(session)
-    loop.begin()
-    loop.values = StepValues(finite=False)
-    for _ in range(4):
-        loop.step()
-    tripped = [record for record in events() if record["event"] == "guard_tripped"]
-    assert [(record["step"], record["guard"], record["response"]) for record in tripped] == [
-        (1, "nonfinite", "warn")
-    ]
+    assert raised.value.alarm is None
 
 
 def due_steps(session: Any, cadence: FakeCadence) -> list[int]:

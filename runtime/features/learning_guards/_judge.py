@@ -1,12 +1,13 @@
-"""The learning guards: judge the metrics of the last steps and raise alarms. Pure.
+"""The guards: judge the observations of the last steps of a call. Pure.
 
-`judge` asks every guard; `runtime/rank/learning.py` calls it after each step, and acts on the result.
+`judge` asks every guard after each step; `rank.py` adds the observations and acts on the trips. The history
+of the observations is a part of a checkpoint, so a resumed run trips at the same steps.
 
 - non-finite: a loss or a gradient is NaN or infinite.
 - reward collapse: the reward fell to a much lower level and stays there. A change-point test with medians
   and quantiles, which single outliers do not move, compares the level reached with the last rollouts: three
   in a row for a fall that is large against the noise, twelve for a smaller one. Both must lose a share of
-  the level, so a reward that varies around its mean raises no alarm. A harder part of the data looks the
+  the level, so a reward that varies around its mean does not trip it. A harder part of the data looks the
   same, so the default response is a warning.
 - zero variance: all groups of many consecutive rollouts have equal rewards, so there is no learning signal.
 - entropy: the policy has become deterministic, or nearly random.
@@ -16,16 +17,128 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from itertools import islice, pairwise
 from statistics import median
+from typing import Any, NamedTuple
 
-from grpo_run.watchdog.learning_observations import NOT_FINITE, ObservationHistory, Series
-from grpo_run.watchdog.learning_rules import Alarm, GuardResponse, LearningGuard, Rules
+import pydantic
+
+from grpo_run.runtime.features.learning_guards.settings import GuardResponse, LearningGuard, Rules
+
+MAX_LENGTH = 256
+"""Observations of one kind that are kept: several times as many as any guard needs."""
 
 
-def find_nonfinite(series: Series, step: int) -> Alarm | None:
-    """Return an alarm if the step was not finite and the step before it was.
+class Observation(NamedTuple):
+    """One value, and the optimizer step that it belongs to."""
+
+    step: int
+    value: float
+
+
+Series = Sequence[Observation]
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepValues:
+    """What one step has shown; None for what it did not show. Equal on every rank, except `finite`.
+
+    A step that trains on an earlier rollout shows no reward. `kl` is None without a reference model.
+
+    Attributes:
+        finite: the loss and the norm of the gradient, before any filter, were finite.
+        reward: mean over all completions.
+        zero_variance: share of the groups whose rewards are all equal.
+        kl: mean KL divergence from the reference model, in nats.
+        entropy: mean entropy of the policy's next token, in nats.
+        capped: share of the completions that a limit ended.
+    """
+
+    finite: bool = True
+    reward: float | None = None
+    zero_variance: float | None = None
+    kl: float | None = None
+    entropy: float | None = None
+    capped: float | None = None
+
+
+NAMES = tuple(field.name for field in fields(StepValues) if field.name != "finite")
+NOT_FINITE = "not_finite"
+
+
+_STORED = pydantic.TypeAdapter(dict[str, list[Observation]])
+
+
+class ObservationHistory:
+    """The last observations of a `train()` call, by name."""
+
+    def __init__(self) -> None:
+        self._series: dict[str, list[Observation]] = {}
+
+    def add(self, step: int, values: StepValues) -> None:
+        """Add what a step has shown."""
+        if not values.finite:
+            self._append(NOT_FINITE, Observation(step, 1.0))
+        for name in NAMES:
+            value = getattr(values, name)
+            if value is not None and math.isfinite(value):
+                self._append(name, Observation(step, float(value)))
+
+    def _append(self, name: str, observation: Observation) -> None:
+        series = self._series.setdefault(name, [])
+        series.append(observation)
+        del series[:-MAX_LENGTH]
+
+    def series(self, name: str) -> Series:
+        """Return the observations of one name, oldest first."""
+        return self._series.get(name, ())
+
+    def forget(self, name: str) -> None:
+        """Begin a series anew, after an alarm that changed nothing: the next one compares with what
+        follows.
+        """
+        self._series.pop(name, None)
+
+    def as_json(self) -> dict[str, Any]:
+        """Return plain JSON values."""
+        return {name: [list(one) for one in series] for name, series in self._series.items()}
+
+    @classmethod
+    def from_json(cls, value: object) -> ObservationHistory:
+        """Return what `as_json` wrote.
+
+        Raises:
+            ValueError: `value` has another format.
+        """
+        history = cls()
+        for name, series in _STORED.validate_python(value).items():
+            history._series[name] = series[-MAX_LENGTH:]
+        return history
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trip:
+    """A guard has tripped.
+
+    Attributes:
+        step: after which it did.
+        onset: the first step that shows what is wrong, at most `step`.
+        sentence: what is wrong, for the user; a full sentence.
+        response: what follows.
+    """
+
+    guard: LearningGuard
+    step: int
+    onset: int
+    sentence: str
+    response: GuardResponse = GuardResponse.warn
+
+
+def find_nonfinite(series: Series, step: int) -> Trip | None:
+    """Return a trip if the step was not finite and the step before it was.
 
     Args:
         series: the steps that were not finite.
@@ -33,7 +146,7 @@ def find_nonfinite(series: Series, step: int) -> Alarm | None:
     """
     if not series or series[-1].step != step or (len(series) > 1 and series[-2].step == step - 1):
         return None
-    return Alarm(
+    return Trip(
         guard=LearningGuard.nonfinite,
         step=step,
         onset=step,
@@ -52,7 +165,7 @@ SHARE = 0.5
 """Share of the level that has to be lost, without a limit of the user's."""
 TESTS = ((3, 5.0), (12, 3.0))
 """Rollouts in a row, and by how many standard deviations all of them have to be below the level.
-`tests/unit/watchdog/ learning/test_reward_collapse.py` measures false alarms on simulated noise.
+`test_reward_collapse.py` measures false alarms on simulated noise.
 """
 SPREADS = 3.0
 """A reward with an offset loses no share of its level: a fall of this many times its whole spread counts as
@@ -60,8 +173,8 @@ well.
 """
 
 
-def find_reward_collapse(series: Series, limit: float | None) -> Alarm | None:
-    """Return an alarm if the reward has collapsed.
+def find_reward_collapse(series: Series, limit: float | None) -> Trip | None:
+    """Return a trip if the reward has collapsed.
 
     Args:
         series: mean reward, one value per rollout.
@@ -87,7 +200,7 @@ def find_reward_collapse(series: Series, limit: float | None) -> Alarm | None:
             and (large or _leaves(fall, spread))
         ):
             onset = _onset(series, level, median(last), length)
-            return Alarm(
+            return Trip(
                 guard=LearningGuard.reward,
                 step=series[-1].step,
                 onset=onset,
@@ -143,8 +256,8 @@ def _onset(series: Series, level: float, now: float, length: int) -> int:
     return series[first].step
 
 
-def _alarm(guard: LearningGuard, series: Series, sentence: str) -> Alarm:
-    return Alarm(guard=guard, step=series[-1].step, onset=series[0].step, sentence=sentence)
+def _trip(guard: LearningGuard, series: Series, sentence: str) -> Trip:
+    return Trip(guard=guard, step=series[-1].step, onset=series[0].step, sentence=sentence)
 
 
 ZERO_VARIANCE_ROLLOUTS = 30
@@ -153,8 +266,8 @@ without any happen once in 24 runs; with more groups in a rollout, hardly ever.
 """
 
 
-def find_zero_variance(series: Series, limit: float | None) -> Alarm | None:
-    """Return an alarm if no group of the last rollouts had two different rewards.
+def find_zero_variance(series: Series, limit: float | None) -> Trip | None:
+    """Return a trip if no group of the last rollouts had two different rewards.
 
     Args:
         series: share of the groups with equal rewards, one value per rollout.
@@ -164,7 +277,7 @@ def find_zero_variance(series: Series, limit: float | None) -> Alarm | None:
     last = series[-rollouts:]
     if len(last) < rollouts or any(one.value < 1.0 for one in last):
         return None
-    return _alarm(
+    return _trip(
         LearningGuard.zero_variance,
         last,
         f"All groups of the last {rollouts} rollouts, since step {last[0].step}, have equal rewards: the"
@@ -185,8 +298,8 @@ ENTROPY_BEGINNING = 16
 ENTROPY_STEPS = 3
 
 
-def find_entropy_change(series: Series, limit: float | None) -> Alarm | None:
-    """Return an alarm if the entropy was out of bounds in each of the last `ENTROPY_STEPS` steps.
+def find_entropy_change(series: Series, limit: float | None) -> Trip | None:
+    """Return a trip if the entropy was out of bounds in each of the last `ENTROPY_STEPS` steps.
 
     Args:
         series: mean entropy in nats per token.
@@ -209,14 +322,14 @@ def find_entropy_change(series: Series, limit: float | None) -> Alarm | None:
     else:
         return None
     if all(one.value < least for one in last):
-        return _entropy_alarm(last, f"below {least:g}")
+        return _entropy_trip(last, f"below {least:g}")
     if began is not None and all(one.value > began + max(MORE_NATS, MORE_NATS * began) for one in last):
-        return _entropy_alarm(last, f"far above the {began:.3g} of the beginning")
+        return _entropy_trip(last, f"far above the {began:.3g} of the beginning")
     return None
 
 
-def _entropy_alarm(last: Series, where: str) -> Alarm:
-    return _alarm(
+def _entropy_trip(last: Series, where: str) -> Trip:
+    return _trip(
         LearningGuard.entropy,
         last,
         f"The entropy of the policy has been {where} since step {last[0].step}: {last[-1].value:.3g} nats per"
@@ -232,8 +345,8 @@ DIVERGENCE_STEPS = 3
 """Steps in a row; the estimator (k3) has rare large values."""
 
 
-def find_divergence(series: Series, limit: float | None) -> Alarm | None:
-    """Return an alarm if the divergence was above the limit in each of the last `DIVERGENCE_STEPS` steps.
+def find_divergence(series: Series, limit: float | None) -> Trip | None:
+    """Return a trip if the divergence was above the limit in each of the last `DIVERGENCE_STEPS` steps.
 
     Args:
         series: mean KL divergence in nats per token.
@@ -243,7 +356,7 @@ def find_divergence(series: Series, limit: float | None) -> Alarm | None:
     last = series[-DIVERGENCE_STEPS:]
     if len(last) < DIVERGENCE_STEPS or any(one.value <= bound for one in last):
         return None
-    return _alarm(
+    return _trip(
         LearningGuard.kl,
         last,
         f"The KL divergence from the reference model has been above {bound:g} since step {last[0].step}:"
@@ -259,8 +372,8 @@ CAPPED_BEGINNING = 16
 CAPPED_ROLLOUTS = 5
 
 
-def find_capped_completions(series: Series, limit: float | None) -> Alarm | None:
-    """Return an alarm if the share was above the limit in each of the last `CAPPED_ROLLOUTS` rollouts.
+def find_capped_completions(series: Series, limit: float | None) -> Trip | None:
+    """Return a trip if the share was above the limit in each of the last `CAPPED_ROLLOUTS` rollouts.
 
     Args:
         series: share of the completions that a limit ended.
@@ -275,7 +388,7 @@ def find_capped_completions(series: Series, limit: float | None) -> Alarm | None
         or median(one.value for one in earlier[-CAPPED_BEGINNING:]) >= bound / 2
     ):
         return None
-    return _alarm(
+    return _trip(
         LearningGuard.capped,
         last,
         f"More than {bound:.0%} of the completions have been ended by a limit since step {last[0].step}:"
@@ -283,7 +396,7 @@ def find_capped_completions(series: Series, limit: float | None) -> Alarm | None
     )
 
 
-_FINDERS: Mapping[LearningGuard, tuple[str, Callable[[Series, float | None], Alarm | None]]] = {
+_FINDERS: Mapping[LearningGuard, tuple[str, Callable[[Series, float | None], Trip | None]]] = {
     LearningGuard.zero_variance: ("zero_variance", find_zero_variance),
     LearningGuard.kl: ("kl", find_divergence),
     LearningGuard.entropy: ("entropy", find_entropy_change),
@@ -292,8 +405,8 @@ _FINDERS: Mapping[LearningGuard, tuple[str, Callable[[Series, float | None], Ala
 }
 
 
-def judge(history: ObservationHistory, step: int, rules: Rules) -> list[Alarm]:
-    """Return the alarms of a step that has just been added to the history, the gravest first.
+def judge(history: ObservationHistory, step: int, rules: Rules) -> list[Trip]:
+    """Return the trips of a step that has just been added to the history, the gravest first.
 
     A guard that has tripped without ending the attempt begins anew: its series is emptied.
 
@@ -301,17 +414,14 @@ def judge(history: ObservationHistory, step: int, rules: Rules) -> list[Alarm]:
         step: the optimizer step.
         rules: guards that are off are not asked.
     """
-    alarms = []
+    trips = []
     if rules.response(LearningGuard.nonfinite) is not GuardResponse.off:
-        alarm = find_nonfinite(history.series(NOT_FINITE), step)
-        if alarm is not None:
-            alarms.append(alarm)
+        trips.append(find_nonfinite(history.series(NOT_FINITE), step))
     for guard, (name, find) in _FINDERS.items():
         series = history.series(name)
         if rules.response(guard) is GuardResponse.off or not series or series[-1].step != step:
             continue
-        alarm = find(series, rules.limits.get(guard))
-        if alarm is not None:
-            alarms.append(alarm)
+        trips.append(find(series, rules.limits.get(guard)))
+        if trips[-1] is not None:
             history.forget(name)
-    return alarms
+    return [replace(trip, response=rules.response(trip.guard)) for trip in trips if trip is not None]

@@ -1,15 +1,12 @@
-"""The learning guards of one call in one rank: read each step, raise alarms, agree on the response.
+"""Learning guards in a rank: read each step, ask the guards, and end the attempt if they say so.
 
 Raw loss, gradient norm and logged metrics are read at their source, because transformers logs a NaN loss as
 0 and a metric only every `logging_steps` steps; `read_steps` wraps two public methods for the length of a
-`train()` call and changes nothing. After each step the guards (`watchdog/learning_guards.py`) are asked.
-Rank 0 reports an alarm whose response is a warning. Any other alarm goes into the step's vote, which the
-rank collects at once: when all ranks know, `act` raises `GuardTripped` on each of them, before the next
-optimizer step and before any save.
+`train()` call and changes nothing. A loop shows what the script logs. A trip whose response ends the attempt
+is raised as an alarm of the call: all ranks leave before the next optimizer step and before any save.
 
-When an exact repetition has ended in the same alarm, the supervisor orders new seeds (`FreshSeeds`), and
-the random generators are reseeded at that step; the order of the data stays. Created by
-`runtime/rank/hooks/train_call.py` and `runtime/rank/loops/run.py`; called by `runtime/rank/step/`.
+When an exact repetition has ended in the same trip, the supervisor orders new seeds (`FreshSeeds`), and the
+random generators are reseeded at that step; the order of the data stays.
 """
 
 from __future__ import annotations
@@ -22,18 +19,23 @@ import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from statistics import fmean
-from typing import Any
+from typing import Any, Protocol
 
-from grpo_run.runtime.errors import GuardTripped
-from grpo_run.runtime.history.events import LearningGuardTripped, Reseeded
-from grpo_run.runtime.history.recovery import FreshSeeds
+from grpo_run.runtime.features.learning_guards._judge import ObservationHistory, StepValues, Trip, judge
+from grpo_run.runtime.features.learning_guards.events import LearningGuardTripped, Reseeded
+from grpo_run.runtime.features.learning_guards.settings import (
+    FreshSeeds,
+    LearningGuard,
+    LearningGuardSettings,
+    RankGuards,
+)
+from grpo_run.runtime.rank.points import CallPoints, RankFeature
 from grpo_run.runtime.rank.session import Session
-from grpo_run.runtime.rank.vote import Flags, VoteResult
 from grpo_run.runtime.upstream import tensor_files, trainer_names
 from grpo_run.runtime.upstream.patches import override_attributes
-from grpo_run.watchdog.learning_guards import judge
-from grpo_run.watchdog.learning_observations import ObservationHistory, StepValues
-from grpo_run.watchdog.learning_rules import Alarm, Trip
+from grpo_run.watchdog.causes import Cause
+from grpo_run.watchdog.json_values import to_json
+from grpo_run.watchdog.observation import Alarm
 from grpo_run.watchdog.rank_metrics import LOGGED
 
 _JUDGED = {
@@ -52,8 +54,47 @@ ranks.
 """
 
 
-class StepReader:
-    """What the step in progress has shown so far."""
+class StepReader(Protocol):
+    """Reads what the steps of a call show."""
+
+    def begin_step(self) -> None:
+        """A step begins: its batches have been read."""
+
+    def take(self) -> StepValues:
+        """Return what the finished step has shown, and begin the next one."""
+
+
+class LoggedSteps:
+    """What the script logs of the steps of a loop."""
+
+    def __init__(self, session: Session, points: CallPoints) -> None:
+        self._session = session
+        self._points = points
+        self._finite = True
+        self._reward: float | None = None
+
+    def note(self, metrics: Mapping[str, float]) -> None:
+        """Note what is logged of the step in progress."""
+        self._finite &= math.isfinite(metrics.get("loss", 0.0))
+        self._reward = metrics.get("reward", self._reward)
+
+    def begin_step(self) -> None:
+        """Do nothing: what is logged counts for the step in progress."""
+
+    def take(self) -> StepValues:
+        """Return what the step has shown."""
+        finite, reward = self._finite, self._reward
+        self._finite, self._reward = True, None
+        return StepValues(
+            # otherwise the weights have not changed: a gradient scaler skips a step that is not finite
+            finite=finite or not self._points.optimized,
+            # ranks log rewards of their own, and one rank must judge for all
+            reward=reward if self._session.is_main else None,
+        )
+
+
+class TrainerSteps:
+    """What the step of a trainer that is in progress has shown so far."""
 
     def __init__(self, trainer: Any) -> None:
         self._trainer = trainer
@@ -102,7 +143,7 @@ class StepReader:
 
 
 @contextmanager
-def read_steps(trainer: Any, reader: StepReader) -> Iterator[None]:
+def read_steps(trainer: Any, reader: TrainerSteps) -> Iterator[None]:
     """Pass the losses and the norms of the gradient to the reader for the length of the block."""
     training_step, accelerator = trainer.training_step, trainer.accelerator
     clip = accelerator.clip_grad_norm_
@@ -164,24 +205,54 @@ def reseed(seed: int) -> None:
 
 HISTORY, OBEYED = "history", "fresh_seeds"
 """Keys of the state in a checkpoint."""
+ADVICE = {
+    LearningGuard.nonfinite: (
+        "Check for divisions by 0 and logarithms of 0 in the loss, for a learning rate that is too high, and"
+        " for rewards that are not finite."
+    ),
+    LearningGuard.zero_variance: (
+        "Check the reward functions, and whether the prompts are too easy or too hard."
+    ),
+    LearningGuard.kl: "Lower the learning rate, or raise beta.",
+    LearningGuard.entropy: "Check the learning rate, the temperature and the rewards.",
+    LearningGuard.reward: (
+        "Look at completions from before and after the onset; lower the learning rate if their form has"
+        " broken."
+    ),
+    LearningGuard.capped: (
+        "Look at completions: a model that does not stop any more repeats itself, or is rewarded for length."
+    ),
+}
+
+
+def alarm_of(trip: Trip) -> Alarm:
+    """Return what the supervisor is told of a trip that ends the attempt."""
+    return Alarm(
+        cause=str(Cause.nonfinite if trip.guard is LearningGuard.nonfinite else Cause.learning_collapse),
+        step=trip.step,
+        sentence=trip.sentence,
+        signature=f"guard:{trip.guard}:step{trip.step}",
+        advice=(
+            ADVICE[trip.guard],
+            "To continue from before the onset: the same command with --fresh --resume-from CHECKPOINT (below"
+            f" {trip.onset})" + " and, if it has one, another --run-dir.",
+        ),
+        details=to_json(trip),
+    )
 
 
 class LearningGuards:
-    """The guards of one call.
+    """The guards of one call."""
 
-    Args:
-        train_call: the number of the call in the run.
-        sampling_group: the rank, or the number of the group of ranks that must draw the same random numbers.
-    """
-
-    def __init__(self, session: Session, train_call: int, *, sampling_group: int) -> None:
+    def __init__(self, session: Session, points: CallPoints, steps: StepReader) -> None:
         self._session = session
-        self._rules = session.config.guards
-        self._sampling_group = sampling_group
+        self._points = points
+        self._steps = steps
+        self._rules = session.config.of(LearningGuardSettings).rules
         self._history = ObservationHistory()
         self._obeyed: set[int] = set()
-        self._orders = [one for one in session.settings.fresh_seeds if one.train_call == train_call]
-        self._trip: Trip | None = None
+        told = RankGuards.model_validate(session.settings.features.get(LearningGuardSettings.NAME) or {})
+        self._orders = [one for one in told.fresh_seeds if one.train_call == points.train_call]
 
     def begin_step(self, step: int) -> None:
         """Use fresh seeds from this step on, if the supervisor has ordered it. Its batches have been read.
@@ -189,65 +260,67 @@ class LearningGuards:
         Args:
             step: that begins, counted from 1.
         """
+        self._steps.begin_step()
         due = [one for one in self._orders if step >= one.step and one.number not in self._obeyed]
         if not due:
             return
         self._obeyed.update(one.number for one in due)
         newest = max(due, key=lambda one: one.number)
-        reseed(seed_of(self._session.config.run_id, newest, self._sampling_group))
-        if self._session.is_main:
-            self._session.journal.write(Reseeded(rank=0, step=step, order=newest.number))
-            self._session.notify(
+        session, facts = self._session, self._points.facts
+        group = session.rank // (facts.ranks_per_engine if facts is not None else 1)
+        reseed(seed_of(session.config.run_id, newest, group))
+        if session.is_main:
+            session.journal.write(Reseeded(rank=0, step=step, order=newest.number))
+            session.notify(
                 f"step {step} and the following use fresh sampling seeds; the run is no longer equal to an"
                 " undisturbed one"
             )
 
-    def end_step(self, step: int, values: StepValues) -> Flags:
-        """Judge a finished step; return what to vote on."""
-        self._history.add(step, values)
-        for alarm in judge(self._history, step, self._rules):
-            response = self._rules.response(alarm.guard)
-            if not response.ends_attempt:
-                self._warn(alarm)
-            elif self._trip is None:
-                self._trip = Trip.of(alarm, response)
-        return Flags(nonfinite=not values.finite, tripped=self._trip is not None)
+    def end_step(self, step: int) -> None:
+        """Judge a finished step: warn of it, or set the alarm of the call."""
+        self._history.add(step, self._steps.take())
+        for trip in judge(self._history, step, self._rules):
+            if trip.response.ends_attempt:
+                self._points.alarm = self._points.alarm or alarm_of(trip)
+            else:
+                self._warn(trip)
 
-    def act(self, result: VoteResult) -> None:
-        """End the attempt if all ranks have agreed to.
-
-        Raises:
-            GuardTripped: a guard whose response ends the attempt has tripped, on this rank or on another one.
-        """
-        if not result.flags.tripped:
-            return
-        raise GuardTripped(self._trip)  # None if only another rank has seen it, which says what it is
-
-    def _warn(self, alarm: Alarm) -> None:
-        session = self._session
-        if session.is_main:
-            session.journal.write(
-                LearningGuardTripped(
-                    rank=0,
-                    step=alarm.step,
-                    guard=str(alarm.guard),
-                    response=str(self._rules.response(alarm.guard)),
-                    onset=alarm.onset,
-                    sentence=alarm.sentence,
-                )
-            )
-            session.warn(alarm.sentence)
+    def _warn(self, trip: Trip) -> None:
+        if self._session.is_main:
+            self._session.journal.write(LearningGuardTripped(rank=0, **to_json(trip)))
+            self._session.warn(trip.sentence)
 
     def state(self) -> dict[str, Any]:
         """Return what a checkpoint holds, as plain JSON values."""
         return {HISTORY: self._history.as_json(), OBEYED: sorted(self._obeyed)}
 
-    def load(self, state: Any) -> None:
+    def load(self, state: Mapping[str, Any]) -> None:
         """Restore what `state` returned; nothing from a checkpoint without it, or of another format."""
-        if not isinstance(state, dict):
-            return
         try:
             self._history = ObservationHistory.from_json(state.get(HISTORY, {}))
             self._obeyed = {int(number) for number in state.get(OBEYED, ())}
         except (TypeError, ValueError) as error:
             self._session.warn_in_journal(f"the learning guards start without their history: {error}")
+
+
+class LearningGuardsPart(RankFeature):
+    """Learning guards at the points of a rank."""
+
+    name = LearningGuardSettings.NAME
+
+    def call(self, session: Session, points: CallPoints) -> None:
+        """Judge the steps of a call or loop."""
+        steps: StepReader
+        if points.trainer is not None:
+            steps = TrainerSteps(points.trainer)
+            points.hooks.enter_context(read_steps(points.trainer, steps))
+        else:
+            steps = logged = LoggedSteps(session, points)
+            points.logged.append(logged.note)
+        guards = LearningGuards(session, points, steps)
+        points.step_begins.append(guards.begin_step)
+        points.step_ends.append(guards.end_step)
+        points.states.append(guards)
+
+
+PART = LearningGuardsPart()

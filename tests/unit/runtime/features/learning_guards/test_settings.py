@@ -5,8 +5,12 @@ from __future__ import annotations
 import pytest
 
 from grpo_run.runtime.errors import ConfigError
-from grpo_run.runtime.launch.guard_options import parse_guards
-from grpo_run.watchdog.learning_rules import DEFAULT_RESPONSES, GuardResponse, LearningGuard
+from grpo_run.runtime.features.learning_guards.settings import (
+    DEFAULT_RESPONSES,
+    GuardResponse,
+    LearningGuard,
+    parse_guards,
+)
 
 
 def test_defaults_and_settings() -> None:

@@ -8,17 +8,19 @@ from collections.abc import Callable
 
 import pytest
 
-from grpo_run.watchdog.learning_guards import (
+from grpo_run.runtime.features.learning_guards._judge import (
+    Observation,
+    Series,
+    Trip,
     find_capped_completions,
     find_divergence,
     find_entropy_change,
     find_nonfinite,
     find_zero_variance,
 )
-from grpo_run.watchdog.learning_observations import Observation, Series
-from grpo_run.watchdog.learning_rules import Alarm, LearningGuard
+from grpo_run.runtime.features.learning_guards.settings import LearningGuard
 
-Find = Callable[[Series, float | None], Alarm | None]
+Find = Callable[[Series, float | None], Trip | None]
 
 
 def series(values: list[float], *, every: int = 1) -> list[Observation]:
@@ -137,7 +139,7 @@ def test_an_alarm_says_since_when_and_how_bad(
 ) -> None:
     """One observation every two steps: the steps are those of the observations, not their number."""
     found = find(series(values, every=2), limit)
-    assert found == Alarm(guard=guard, onset=steps[0], step=steps[1], sentence=sentence)
+    assert found == Trip(guard=guard, onset=steps[0], step=steps[1], sentence=sentence)
 
 
 def test_a_step_is_not_finite_once_in_a_row() -> None:

@@ -7,9 +7,8 @@ from collections.abc import Callable
 
 import pytest
 
-from grpo_run.watchdog.learning_guards import find_reward_collapse
-from grpo_run.watchdog.learning_observations import Observation
-from grpo_run.watchdog.learning_rules import LearningGuard
+from grpo_run.runtime.features.learning_guards._judge import Observation, find_reward_collapse
+from grpo_run.runtime.features.learning_guards.settings import LearningGuard
 
 SEEDS = 4
 STEPS = 300

@@ -7,15 +7,20 @@ import math
 
 import pytest
 
+from grpo_run.runtime.features.learning_guards._judge import (
+    MAX_LENGTH,
+    ObservationHistory,
+    StepValues,
+    Trip,
+    judge,
+)
+from grpo_run.runtime.features.learning_guards.settings import GuardResponse, LearningGuard, Rules
 from grpo_run.watchdog.json_values import from_json, to_json
-from grpo_run.watchdog.learning_guards import judge
-from grpo_run.watchdog.learning_observations import MAX_LENGTH, ObservationHistory, StepValues
-from grpo_run.watchdog.learning_rules import Alarm, GuardResponse, LearningGuard, Rules, Trip
 
 
 def run(
     values: list[StepValues], rules: Rules | None = None, history: ObservationHistory | None = None
-) -> list[Alarm]:
+) -> list[Trip]:
     """All alarms of a run of these steps."""
     history, found = history or ObservationHistory(), []
     for step, one in enumerate(values, start=1):
@@ -77,7 +82,7 @@ def test_a_damaged_history_is_a_value_error(value: object) -> None:
 
 def test_a_trip_survives_json() -> None:
     """It travels in the error file of a rank."""
-    alarm = Alarm(guard=LearningGuard.zero_variance, step=7, onset=5, sentence="No.")
-    trip = Trip.of(alarm, GuardResponse.roll_back)
+    fields = {"step": 7, "onset": 5, "sentence": "No.", "response": GuardResponse.roll_back}
+    trip = Trip(guard=LearningGuard.zero_variance, **fields)  # type: ignore[arg-type]
     assert from_json(Trip, json.loads(json.dumps(to_json(trip)))) == trip
     assert to_json(trip)["guard"] == "zero-variance"
