@@ -11,6 +11,7 @@ from support.tiny_trainers import tiny_trainer
 
 from grpo_run.runtime.planning.computation import Computation, computation_of, refusals
 from grpo_run.runtime.rank.memory_facts import collect_facts
+from grpo_run.runtime.rank.trainer_facts import TrainerFacts
 
 KNOWN = Computation(
     configuration={"model_type": "qwen2"}, weights="float32", attention="sdpa", optimizer="adamw_torch_fused",
@@ -25,7 +26,7 @@ def _asked(kind: str, folder: Path, peft: dict[str, Any] | None = None, **settin
     adapters = None if peft is None else LoraConfig(task_type="CAUSAL_LM", **peft)
     trainer = tiny_trainer(kind, folder, peft=adapters, **settings)
     computation = Computation.model_validate_json(computation_of(trainer).model_dump_json())
-    return computation, list(refusals(collect_facts(trainer, layout="ddp", world_size=1), computation))
+    return computation, list(refusals(collect_facts(trainer, TrainerFacts.of(trainer, 1)), computation))
 
 
 @pytest.mark.parametrize("kind", ["GRPO", pytest.param("RLOO", marks=pytest.mark.full), "SFT"])

@@ -103,6 +103,7 @@ def test_functions_run_in_a_worker_also_async_ones(rank: Rank) -> None:
 
 def test_only_functions_that_were_moved_run_in_workers(rank: Rank) -> None:
     """They are known by the place of their code; `*` stands for all."""
+    rank.wrap(process)  # starts what runs the calls
     place = MovedReward(file=__file__, function="process")
     for moved, expected in (([place], False), ([MovedReward(function="*")], False), ([], True)):
         session: Any = SimpleNamespace(config=SimpleNamespace(of=lambda settings: settings()))
@@ -117,7 +118,7 @@ def test_a_function_that_raises_on_one_sample_loses_that_one_only(rank: Rank) ->
     sample.
     """
 
-    def reward(
+    def raises_once(
         prompts: list[str], answer: list[str], log_extra: Any, log_metric: Any, **columns: Any
     ) -> list[float]:
         if "bad" in prompts:
@@ -126,7 +127,7 @@ def test_a_function_that_raises_on_one_sample_loses_that_one_only(rank: Rank) ->
         log_metric("parts", 1.0)
         return [float(prompt) for prompt in prompts]
 
-    values = rank.score(rank.wrap(reward))
+    values = rank.score(rank.wrap(raises_once))
     assert failures(values) == {2: "exception"}
     assert [value for value in values if not isinstance(value, Failed)] == [1.0, 2.0, 4.0, 5.0]
     assert rank.extra == [("answers", ["a", "b", None, "d", "e"])]
@@ -134,7 +135,7 @@ def test_a_function_that_raises_on_one_sample_loses_that_one_only(rank: Rank) ->
     assert (event["rank"], event["step"], event["masked"], event["batch"]) == (0, 7, 1, 5)
     assert event["samples"][0]["index"] == 2
     assert event["samples"][0]["prompt"] == "bad"
-    assert "in reward\n" in event["traceback"]
+    assert "in raises_once\n" in event["traceback"]
     assert len(rank.said) == 1
 
 
