@@ -94,7 +94,7 @@ def find_holder(
     kinds: Collection[type],
     ignored: Iterable[int],
 ) -> Holder | None:
-    """Return the nearest object above some tensors that holds enough others.
+    """Return the nearest object above some tensors that holds enough others; of several, one with a name.
 
     Args:
         tensors: of one storage.
@@ -108,12 +108,19 @@ def find_holder(
         if holds_enough(alone):
             return _holder(one, alone, left_out)
     for level in levels(tensors, left_out):
+        nameless = None
         for candidate in level:
             if _can_hold(candidate, {*left_out, id(level)}):
                 held = reached(candidate, kinds, MOST_HELD)
                 if holds_enough(held) and _is_in_many_items(candidate, kinds):
-                    return _holder(candidate, held, {*left_out, id(level)})
+                    found = _holder(candidate, held, {*left_out, id(level)})
+                    if found.name is not None:
+                        return found
+                    # a copy that the script is about to give a name, for instance
+                    nameless = nameless or found
                 del held  # which would be among the referrers of the next level
+        if nameless is not None:
+            return nameless
     return None
 
 

@@ -105,6 +105,7 @@ def test_a_mode_of_the_script_is_not_disturbed() -> None:
 
 def test_everything_that_a_graph_has_saved_belongs_to_it_in_every_census() -> None:
     """The first makes Python objects of saved views and of their bases, with graphs of their own."""
+    gc.collect()  # graphs that earlier tests have left in cycles
     layers = torch.nn.Sequential(torch.nn.Linear(16, 16), torch.nn.SiLU(), torch.nn.Linear(16, 16))
     hidden = torch.ones(2, 5, 16)
     for layer in layers:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 
 import pytest
@@ -86,6 +87,20 @@ def test_a_kept_graph_is_an_alarm(name: str, run_script: RunScript) -> None:
     holder, source = GRAPHS[name]
     found = run_script(source)
     assert [(one.kind, holder in one.holder) for one in found] == [("graph", True)], found
+
+
+@pytest.mark.parametrize("allocations", [1, 5, 50])
+def test_a_copy_that_is_about_to_get_its_name_is_not_the_holder(
+    allocations: int, run_script: RunScript
+) -> None:
+    """Whenever garbage is collected, which changes the order in which objects are seen."""
+    before = gc.get_threshold()
+    gc.set_threshold(allocations)
+    try:
+        found = run_script(HOLDERS["new_dictionary_each_step"][1])
+    finally:
+        gc.set_threshold(*before)
+    assert ["dict `kept` in main()" in one.holder for one in found] == [True]
 
 
 @pytest.mark.parametrize("name", HOLDERS)
