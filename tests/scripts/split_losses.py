@@ -19,6 +19,7 @@ import trl
 from split_cases import CASES
 
 from grpo_run.runtime.features.memory_plan import _configuration as configuration
+from grpo_run.runtime.features.memory_plan import _remedies as remedies
 
 PLANS = {
     "again": {},
@@ -34,7 +35,7 @@ def train(name: str, plan: dict[str, Any], folder: Path) -> dict[str, torch.Tens
     own = dict(changed)
     samples = own.pop("samples", 64 if kind == "SFT" else 30)
     # what is refused is split all the same, to see that it must be
-    configuration.why_not_divided = lambda arguments: ""
+    remedies.why_not_divided = lambda arguments: ""
     arguments = argparse.Namespace(seed=11, settings=own, output_dir=folder / name)
     rollouts = {"num_generations": 4, "max_completion_length": 6, "beta": 0.0} if kind != "SFT" else {}
     given = getattr(trl, f"{kind}Config")(
@@ -56,7 +57,7 @@ def train(name: str, plan: dict[str, Any], folder: Path) -> dict[str, torch.Tens
         **({} if kind == "SFT" else {"reward_funcs": tiny.rewards(0.0)}),
     )
     trainer.train()
-    assert trainer.model.is_activation_checkpointing is plan.gradient_checkpointing
+    assert trainer.model.is_activation_checkpointing is plan.get("gradient_checkpointing", False)
     state = trainer.accelerator.unwrap_model(trainer.model).state_dict()
     return {key: tensor.detach().clone().double() for key, tensor in state.items()}
 

@@ -12,9 +12,9 @@ from grpo_run.runtime.board.board import Board
 from grpo_run.runtime.board.memory_area import MemoryAreaWriter
 from grpo_run.runtime.features.masking.events import MaskingReason
 from grpo_run.runtime.history.journal import Journal
-from grpo_run.runtime.history.reader import RunReader
 from grpo_run.runtime.history.run_directory import RunDirectory
 from grpo_run.runtime.history.status import RunStatus
+from grpo_run.runtime.launching.reading import run_reader
 from grpo_run.runtime.memory.host_last_sample import LastSample
 from grpo_run.watchdog.memory.host_sample import HostSample, LimitUse, ProcessMemory
 from grpo_run.watchdog.observation import Phase, RankState
@@ -74,7 +74,7 @@ class ExportedRun:
         self.broken = False
         self._checkpoint = 6
         self._lock = self.directory.acquire()
-        self._reader = RunReader(self.directory)
+        self._reader = run_reader(self.directory)
         self._journal = Journal(self.directory.journal, run_id)
         self.board = Board.create(self.directory.board, 2)
         self._write_history()

@@ -46,6 +46,7 @@ IMPORTED = (
 )
 """What `grpo-run launch` imports in the supervisor; `PRELOAD` is what it imports in the forkserver."""
 PRELOAD = "grpo_run.runtime.launching.preload"
+LIBRARIES = "grpo_run.runtime.rank.preload"
 FORK_SAFE_THREADS = {"jemalloc_bg_thd"}
 """pyarrow's allocator, which handles forks itself; the forkserver of every run has this thread too."""
 SUPERVISOR_PID = "GRPO_RUN_SUPERVISOR_PID"
@@ -223,9 +224,9 @@ def load() -> Launcher:
     for name in (PRELOAD, *IMPORTED):  # first, so that it records torch and accelerate as its own imports
         importlib.import_module(name)
     del os.environ[SUPERVISOR_PID]
-    del sys.modules[
-        PRELOAD
-    ]  # importing it ties a process to its supervisor, so the forkserver must import it again
+    # importing them ties a process to its supervisor, so the forkserver must import them again
+    for name in (PRELOAD, LIBRARIES):
+        del sys.modules[name]
     assert threading.active_count() == 1, threading.enumerate()
     assert not native_threads() - FORK_SAFE_THREADS, "a library starts threads when it is imported"
     # the rendezvous searches every loaded module for the name of its caller, for a log line: 0.3 s CPU with
