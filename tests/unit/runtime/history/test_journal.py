@@ -272,7 +272,8 @@ def test_the_script_may_close_every_descriptor_and_change_its_directory(
     journal = Journal(Path("journal.jsonl"), "run-1")
     before = set(os.listdir("/proc/self/fd"))
     assert journal.write(event("warning", text="x"))
-    assert set(os.listdir("/proc/self/fd")) == before
+    # others may have been closed meanwhile, as what earlier tests left is collected
+    assert set(os.listdir("/proc/self/fd")) <= before
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
     assert journal.write(event("warning", text="y"))
