@@ -62,8 +62,7 @@ def print_text(status: RunStatus) -> None:
     for rank in fields["ranks"]:
         console.print(f"  {_rank_line(rank, status.state)}")
     notes = [late.sentence for late in status.late_ranks]
-    notes += [sentence for part in history.parts for sentence in part.pace()]
-    notes += history.notes()
+    notes += [*history.pace(), *history.notes()]
     for note in notes:
         console.print(f"  {note}")
     for number, recovery in enumerate(history.recoveries, 1):

@@ -188,7 +188,7 @@ def read_report(run: RunDirectory, incident: Path) -> IncidentReport:
         gpus=tuple(gpus.get("devices", ())) if isinstance(gpus, dict) else None,
         collectives=read_collectives(incident / "collectives"),
         events=tuple(deque(_records(incident / "events.jsonl"), SHOWN_EVENTS)),
-        notes=(*history.notes(), *(sentence for part in history.parts for sentence in part.ended())),
+        notes=(*history.notes(), *history.ended()),
     )
 
 

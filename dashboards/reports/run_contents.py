@@ -125,7 +125,7 @@ def read_run_report(run: RunDirectory) -> RunReport:
         curves=curves.points(),
         curves_of_call=curves.train_call,
         phases=_longest(curves),
-        growth=tuple(clean(sentence, MAX_SENTENCE) for part in history.parts for sentence in part.pace()),
+        growth=tuple(clean(sentence, MAX_SENTENCE) for sentence in history.pace()),
         marks=_marks(history, curves.train_call),
         incidents=incidents[-SHOWN_INCIDENTS:],
         omitted=max(0, len(incidents) - SHOWN_INCIDENTS),

@@ -7,6 +7,7 @@ does no I/O.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -197,6 +198,12 @@ class History:
     _before_checkpoint: bool = False
     """Whether the present attempt began before `checkpoint`, which is damaged, set aside or unwanted then."""
 
+    def __post_init__(self) -> None:
+        self._takers: dict[type[Event], list[HistoryPart]] = defaultdict(list)
+        for part in self.parts:
+            for kind in part.EVENTS:
+                self._takers[kind].append(part)
+
     @classmethod
     def of(cls, events: Iterable[Event], parts: Iterable[HistoryPart] = ()) -> History:
         """Replay a whole journal."""
@@ -294,9 +301,8 @@ class History:
                 self.memory_restarts.apply_restart(event)
             case RewardCalls():
                 self.rewards.apply(event)
-        for part in self.parts:
-            if isinstance(event, part.EVENTS):
-                part.apply(event)
+        for part in self._takers.get(type(event), ()):
+            part.apply(event)
 
     @property
     def decoder(self) -> EventDecoder:
@@ -321,6 +327,14 @@ class History:
     def notes(self) -> list[str]:
         """Return what features have found, as lines."""
         return [note for part in self.parts for note in part.notes()]
+
+    def ended(self) -> list[str]:
+        """Return what features say at the end of the run, and in the report of an incident."""
+        return [sentence for part in self.parts for sentence in part.ended()]
+
+    def pace(self) -> list[str]:
+        """Return what features say of the pace of the run."""
+        return [sentence for part in self.parts for sentence in part.pace()]
 
     def _run_started(self, event: RunStarted) -> None:
         self.run_id = event.run or self.run_id

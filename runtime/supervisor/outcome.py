@@ -120,7 +120,7 @@ class RunOutcome:
         warnings = [left_out if left_out not in sentence else "", *(remark.text for remark in remarks)]
         for text in filter(None, warnings):
             self._reporter.write(WarningGiven(text=text))
-        said += [*warnings, *(sentence for part in history.parts for sentence in part.ended())]
+        said += [*warnings, *history.ended()]
         self.exit_code, self.sentence = exit_code, " ".join(filter(None, said))
         self._reporter.write(
             RunEnded(
