@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from enum import Enum
 
 from grpo_run.watchdog.observation import Exit
+from grpo_run.watchdog.text import TextEnum
 
 
-class Cause(str, Enum):
+class Cause(TextEnum):
     """Why a run was interrupted. The value is written to journals and metric labels."""
 
     exception = "exception"
@@ -41,11 +41,8 @@ class Cause(str, Enum):
     node_lost = "node_lost"
     unknown = "unknown"
 
-    def __str__(self) -> str:
-        return self.value
 
-
-class Origin(str, Enum):
+class Origin(TextEnum):
     """Where an exception comes from. The values appear in the journal."""
 
     code = "code"
@@ -57,9 +54,6 @@ class Origin(str, Enum):
     """No restart can help: the script cannot be compiled, refuses its arguments, or the user wants no
     restart.
     """
-
-    def __str__(self) -> str:
-        return self.value
 
 
 NETWORK_LIBRARIES = frozenset(

@@ -3,12 +3,21 @@
 Durations read `0.4 s`, `6 min` or `2 d 3 h`; ranks read `rank 1` or `ranks 0 to 6 and 9`. The names of
 callbacks, tools and rewards are also the keys under which their durations are recorded: the hooks of a rank
 (`runtime/rank/hooks/`) write them to the board, and sentences show them. Called wherever a message, table
-or report is built. Pure.
+or report is built. `TextEnum` is the base of enumerations that users read. Pure.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from enum import Enum
+
+
+class TextEnum(str, Enum):
+    """An enumeration of texts: a member reads as its value."""
+
+    def __str__(self) -> str:
+        return str.__str__(self)
+
 
 MINUTE_SECONDS, HOUR_SECONDS, DAY_SECONDS = 60, 3600, 86_400
 MINUTES_FROM_SECONDS = 2 * MINUTE_SECONDS

@@ -12,7 +12,6 @@ import json
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -29,9 +28,10 @@ from grpo_run.runtime.checkpoints.search import (
     step_of,
 )
 from grpo_run.runtime.errors import CheckpointError
+from grpo_run.watchdog.text import TextEnum
 
 
-class CheckpointState(str, Enum):
+class CheckpointState(TextEnum):
     """State of a checkpoint directory. Only `published` and `complete` checkpoints can be resumed from."""
 
     published = "published"
@@ -48,9 +48,6 @@ class CheckpointState(str, Enum):
     """Found damaged when a run tried to resume from it, and renamed."""
     replaced = "replaced"
     """A directory of another run or of the script, renamed because its name was needed."""
-
-    def __str__(self) -> str:
-        return self.value
 
 
 RENAMED_STATES = (CheckpointState.partial, CheckpointState.rejected, CheckpointState.replaced)

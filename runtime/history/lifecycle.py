@@ -22,9 +22,10 @@ from collections.abc import Callable
 from enum import Enum
 
 from grpo_run.runtime.errors import IllegalTransition
+from grpo_run.watchdog.text import TextEnum
 
 
-class RunState(str, Enum):
+class RunState(TextEnum):
     """State of a run. The values appear in status, metrics and the journal."""
 
     starting = "starting"
@@ -36,9 +37,6 @@ class RunState(str, Enum):
     finished = "finished"
     stopped = "stopped"
     failed = "failed"
-
-    def __str__(self) -> str:
-        return self.value
 
 
 class RunEvent(str, Enum):

@@ -10,12 +10,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import Enum
 from typing import Any
 
 from grpo_run.runtime.history.events import ActionChosen, IncidentConfirmed
 from grpo_run.runtime.history.progress import StepTimes
-from grpo_run.watchdog.text import duration_text
+from grpo_run.watchdog.text import TextEnum, duration_text
 from grpo_run.watchdog.verdict import KEY_SEPARATOR
 
 
@@ -155,15 +154,12 @@ class Checkpoint:
         return self.train_call, self.step
 
 
-class Action(str, Enum):
+class Action(TextEnum):
     """What follows an incident. The values appear in the journal and as metric labels."""
 
     restart = "restart"
     restart_from_earlier_checkpoint = "restart_from_earlier_checkpoint"
     stop = "stop"
-
-    def __str__(self) -> str:
-        return self.value
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,13 +18,13 @@ import re
 import signal
 from collections.abc import Collection
 from dataclasses import dataclass, replace
-from enum import Enum
 
 from grpo_run.watchdog.causes import Cause
 from grpo_run.watchdog.observation import Exit, RaisedError, RankError
+from grpo_run.watchdog.text import TextEnum
 
 
-class ErrorSource(str, Enum):
+class ErrorSource(TextEnum):
     """What has reported that memory is exhausted."""
 
     allocator = "allocator"
@@ -40,9 +40,6 @@ class ErrorSource(str, Enum):
     """An engine of vLLM whose share is too small for its KV cache: it needs a larger one."""
     host = "host"
     shared_memory = "shared_memory"
-
-    def __str__(self) -> str:
-        return self.value
 
 
 @dataclass(frozen=True, slots=True)

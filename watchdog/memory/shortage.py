@@ -13,13 +13,12 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
-from enum import Enum
 from typing import Any
 
 from grpo_run.watchdog.causes import Cause
 from grpo_run.watchdog.memory.error_patterns import ErrorSource, recognize
 from grpo_run.watchdog.observation import Phase, RaisedError, RankError
-from grpo_run.watchdog.text import size_text
+from grpo_run.watchdog.text import TextEnum, size_text
 
 _UNITS = {"bytes": 1, "byte": 1, "b": 1}
 _UNITS |= {f"{prefix}ib": 1024 ** (power + 1) for power, prefix in enumerate("kmgt")}
@@ -110,7 +109,7 @@ def _first(patterns: tuple[re.Pattern[str], ...], message: str) -> int | None:
     return None
 
 
-class MemoryPhase(str, Enum):
+class MemoryPhase(TextEnum):
     """What a rank was doing when memory was exhausted, as far as it decides what can lower the peak."""
 
     generate = "generate"
@@ -134,9 +133,6 @@ class MemoryPhase(str, Enum):
     """
     unknown = "unknown"
     """Anything else, such as data that a library prepares."""
-
-    def __str__(self) -> str:
-        return self.value
 
 
 OUTSIDE = frozenset({MemoryPhase.reward, MemoryPhase.callback, MemoryPhase.script, MemoryPhase.unknown})

@@ -10,7 +10,6 @@ import difflib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import Enum
 from types import MappingProxyType
 from typing import ClassVar
 
@@ -18,9 +17,10 @@ import pydantic
 
 from grpo_run.runtime.errors import ConfigError
 from grpo_run.runtime.launch.option import OptionGroup, option
+from grpo_run.watchdog.text import TextEnum
 
 
-class LearningGuard(str, Enum):
+class LearningGuard(TextEnum):
     """What is guarded. The values appear on the command line, in the journal and as metric labels."""
 
     nonfinite = "nonfinite"
@@ -30,20 +30,14 @@ class LearningGuard(str, Enum):
     reward = "reward"
     capped = "capped"
 
-    def __str__(self) -> str:
-        return self.value
 
-
-class GuardResponse(str, Enum):
+class GuardResponse(TextEnum):
     """What follows when a guard trips."""
 
     off = "off"
     warn = "warn"
     stop = "stop"
     roll_back = "roll-back"
-
-    def __str__(self) -> str:
-        return self.value
 
     @property
     def ends_attempt(self) -> bool:

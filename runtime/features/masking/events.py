@@ -8,15 +8,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from enum import Enum
 from typing import Any, ClassVar
 
 from grpo_run.runtime.event import Event
 from grpo_run.runtime.history.history import HistoryPart
-from grpo_run.watchdog.text import counted
+from grpo_run.watchdog.text import TextEnum, counted
 
 
-class MaskingReason(str, Enum):
+class MaskingReason(TextEnum):
     """Why a sample is excluded. The value is the metric label and the journal's word. Features have further
     reasons.
     """
@@ -48,9 +47,6 @@ class MaskingReason(str, Enum):
     """The completion was cut at its deadline."""
     small_group = "small_group"
     """The sample has a reward, but fewer than two of its group have one."""
-
-    def __str__(self) -> str:
-        return self.value
 
 
 MOST_REASONS = 32

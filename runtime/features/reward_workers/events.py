@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from enum import Enum
 from typing import Any, ClassVar
 
 from grpo_run.runtime.event import Event
 from grpo_run.runtime.history.events import IncidentConfirmed
 from grpo_run.runtime.history.history import HistoryPart
 from grpo_run.watchdog.json_values import from_json
+from grpo_run.watchdog.text import TextEnum
 
 EVERY_FUNCTION = "*"
 """Stands for all functions, if it is not known which one has failed."""
@@ -19,7 +19,7 @@ FAILURES_TO_MOVE = 2
 """Failures of one function at one step. The first may have been a server that was away."""
 
 
-class FailureKind(str, Enum):
+class FailureKind(TextEnum):
     """How a call in a worker failed: the values in the journal, which are reasons of masked samples, too."""
 
     exception = "exception"
@@ -28,9 +28,6 @@ class FailureKind(str, Enum):
     memory = "memory"
     output = "output"
     not_tried = "not_tried"
-
-    def __str__(self) -> str:
-        return self.value
 
 
 class RewardMoved(Event, kw_only=True):
