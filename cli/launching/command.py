@@ -19,13 +19,7 @@ from grpo_run.cli.launching import _values as values
 from grpo_run.cli.launching._torchrun import check_torchruns, handler_seconds, numa_cpus, shown_local_ranks
 from grpo_run.cli.launching.identity import check_resume_from, locate
 from grpo_run.cli.launching.notifications import address, without_path
-from grpo_run.cli.launching.options import (
-    LaunchOptions,
-    OptionWords,
-    build_parser,
-    feature_settings,
-    values_of,
-)
+from grpo_run.cli.launching.options import LaunchOptions, OptionWords, build_parser, values_of
 from grpo_run.cli.launching.script_file import (
     check_configs,
     check_output_directory,
@@ -35,6 +29,7 @@ from grpo_run.cli.launching.script_file import (
 )
 from grpo_run.dashboards.metrics.address import parse_address
 from grpo_run.runtime.errors import UsageError
+from grpo_run.runtime.features import feature_settings
 from grpo_run.runtime.launch.accelerate import Parallelism, load_parallelism
 from grpo_run.runtime.launch.config import Budget, RunConfig
 from grpo_run.runtime.launch.generation_caps import GenerationOptions

@@ -18,7 +18,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
-from grpo_run.cli.launching.options import feature_settings
 from grpo_run.runtime.checkpoints.completeness import TRAINER_STATE
 from grpo_run.runtime.checkpoints.manifest import MANIFEST, read_manifest
 from grpo_run.runtime.checkpoints.search import (
@@ -28,6 +27,7 @@ from grpo_run.runtime.checkpoints.search import (
     output_directory_of,
 )
 from grpo_run.runtime.errors import CheckpointError, UsageError
+from grpo_run.runtime.features import feature_settings
 from grpo_run.runtime.history.history import History
 from grpo_run.runtime.history.run_directory import DEFAULT_ROOT, RunDirectory, default_run_id
 from grpo_run.runtime.launch.config import RunConfig

@@ -22,9 +22,9 @@ from grpo_run.cli.command_parser import CommandParser
 from grpo_run.cli.launching._torchrun import add_torchruns
 from grpo_run.dashboards.metrics.address import DEFAULT_ADDRESS
 from grpo_run.runtime.errors import UsageError
-from grpo_run.runtime.features import modules
+from grpo_run.runtime.features import feature_settings
 from grpo_run.runtime.files import SHARED_MEMORY_ROOT
-from grpo_run.runtime.launch.config import DeadlineOptions, NamedSettings, RunConfig, Timeouts
+from grpo_run.runtime.launch.config import DeadlineOptions, RunConfig, Timeouts
 from grpo_run.runtime.launch.generation_caps import GenerationOptions
 from grpo_run.runtime.launch.option import Option, OptionGroup, default_of, option, options_of
 
@@ -140,11 +140,6 @@ def declared() -> Iterator[tuple[Option, Any]]:
     for settings in (*core, *feature_settings()):
         for field, found in options_of(settings):
             yield found, default_of(field)
-
-
-def feature_settings() -> tuple[type[NamedSettings], ...]:
-    """Return the settings that features declare."""
-    return tuple(module.SETTINGS for module in modules("settings") if hasattr(module, "SETTINGS"))
 
 
 class _ShortHelp(argparse.Action):

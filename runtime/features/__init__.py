@@ -20,9 +20,11 @@ parts on. Imports no part by itself, because some may be imported in one process
 
 from __future__ import annotations
 
+import functools
 import importlib
 import importlib.util
 from types import ModuleType
+from typing import Any
 
 from grpo_run.runtime.features import (
     caps,
@@ -45,6 +47,7 @@ FEATURES: tuple[ModuleType, ...] = (
 """All features, in the order in which they are asked."""
 
 
+@functools.cache
 def modules(name: str) -> tuple[ModuleType, ...]:
     """Return the modules of one name of the features that have it, in the order of `FEATURES`."""
     names = [f"{feature.__name__}.{name}" for feature in FEATURES]
@@ -56,6 +59,11 @@ def modules(name: str) -> tuple[ModuleType, ...]:
 def for_scripts(name: str) -> ModuleType:
     """Return what a feature has for scripts."""
     return importlib.import_module(f"{__name__}.{name}.script")
+
+
+def feature_settings() -> tuple[Any, ...]:
+    """Return the classes of settings that features declare."""
+    return tuple(module.SETTINGS for module in modules("settings") if hasattr(module, "SETTINGS"))
 
 
 def shown(kind: str) -> dict[str, str]:

@@ -9,6 +9,7 @@ classes check their values when they are built; they do not parse command lines.
 from __future__ import annotations
 
 import enum
+import functools
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Protocol, TypeVar
@@ -37,6 +38,11 @@ class Output(str, enum.Enum):
     """In a pipe or a file: byte for byte, standard output and error each on ours."""
 
 
+def _limit(default: float | None, name: str, help_text: str) -> Any:
+    """Declare a field that is a limit in seconds."""
+    return option(default, name, group=OptionGroup.limits, metavar="SECONDS", kind=float, help=help_text)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Timeouts:
     """Time limits in seconds.
@@ -48,20 +54,17 @@ class Timeouts:
     handler_seconds: float = 30.0
     """Ranks of a script with no Trainer and no loop have this long after SIGTERM when a stop is requested;
     torchrun grants as much (`--stop-timeout`, if it is given)."""
-    vote_seconds: float = option(
-        1800.0, "--vote-timeout", group=OptionGroup.limits, metavar="SECONDS", kind=float,
-        help="time limit of one vote among the ranks",
-    )  # fmt: skip
+    vote_seconds: float = _limit(1800.0, "--vote-timeout", "time limit of one vote among the ranks")
     """A vote that takes longer raises an error in the ranks that wait."""
-    stop_seconds: float = option(
-        STOP_SECONDS, "--stop-timeout", group=OptionGroup.limits, metavar="SECONDS", kind=float,
-        help="time that ranks have to save and exit after a stop request (default:"
+    stop_seconds: float = _limit(
+        STOP_SECONDS, "--stop-timeout",
+        "time that ranks have to save and exit after a stop request (default:"
         f" {STOP_SECONDS:g}; {handler_seconds:g} after SIGTERM to a script with no Trainer and no loop)",
     )  # fmt: skip
     """Ranks that have not saved and exited this long after a stop request are killed."""
-    tool_seconds: float = option(
-        240.0, "--tool-timeout", group=OptionGroup.limits, metavar="SECONDS", kind=float,
-        help="time after which an asynchronous tool of an agent is cancelled; the model is shown the error",
+    tool_seconds: float = _limit(
+        240.0, "--tool-timeout",
+        "time after which an asynchronous tool of an agent is cancelled; the model is shown the error",
     )  # fmt: skip
     """Less than a rank may wait for a process outside the job."""
 
@@ -120,24 +123,24 @@ def _snapshot_every(text: str) -> int | None:
 class DeadlineOptions:
     """The bounds of deadlines that have an option; None for the default of `DeadlineSettings`."""
 
-    floor_seconds: float | None = option(
-        None, "--deadline-floor", group=OptionGroup.limits, metavar="SECONDS", kind=float,
-        help="shortest time without progress that counts as a hang; a third of it for a stopped or stuck"
+    floor_seconds: float | None = _limit(
+        None, "--deadline-floor",
+        "shortest time without progress that counts as a hang; a third of it for a stopped or stuck"
         f" interpreter (default: {_BOUNDS.floor_seconds:g})",
     )  # fmt: skip
-    ceiling_seconds: float | None = option(
-        None, "--deadline-ceiling", group=OptionGroup.limits, metavar="SECONDS", kind=float,
-        help="longest time without progress allowed beyond observed durations; must be above"
+    ceiling_seconds: float | None = _limit(
+        None, "--deadline-ceiling",
+        "longest time without progress allowed beyond observed durations; must be above"
         f" --vote-timeout (default: {_BOUNDS.ceiling_seconds:g})",
     )  # fmt: skip
-    first_seconds: float | None = option(
-        None, "--deadline-first", group=OptionGroup.limits, metavar="SECONDS", kind=float,
-        help="time without progress allowed in the first occurrence of a phase (default:"
+    first_seconds: float | None = _limit(
+        None, "--deadline-first",
+        "time without progress allowed in the first occurrence of a phase (default:"
         f" {_BOUNDS.first_seconds:g})",
     )  # fmt: skip
-    exit_seconds: float | None = option(
-        None, "--deadline-exit", group=OptionGroup.limits, metavar="SECONDS", kind=float,
-        help="time an idle process may take to exit after the script's last line (default:"
+    exit_seconds: float | None = _limit(
+        None, "--deadline-exit",
+        "time an idle process may take to exit after the script's last line (default:"
         f" {_BOUNDS.exit_seconds:g}, or {_BOUNDS.exit_connected_seconds:g} while a process that it may wait"
         " for is alive)",
     )  # fmt: skip
@@ -241,10 +244,8 @@ class RunConfig:
     """CPUs that each local rank may use (`--numa-binding`); empty for those of this process."""
 
     def __post_init__(self) -> None:
-        counts = {"--cleanup-every must be 0 (never)": self.cleanup_every}
-        for rule, count in counts.items():
-            if count < 0:
-                raise ConfigError(f"{rule} or more, not {count}")
+        if self.cleanup_every < 0:
+            raise ConfigError(f"--cleanup-every must be 0 (never) or more, not {self.cleanup_every}")
         if self.snapshot_every is not None and self.snapshot_every < 0:
             raise ConfigError(
                 f"--snapshot-every must be 0 (never), 1 or more, or auto, not {self.snapshot_every}"
@@ -268,8 +269,8 @@ class RunConfig:
         Args:
             settings: the class of the feature, whose `NAME` is the feature's.
         """
-        given = self.features.get(settings.NAME, {})
-        return pydantic.TypeAdapter(settings).validate_python(given)
+        adapter: pydantic.TypeAdapter[FeatureSettings] = _adapter(settings)
+        return adapter.validate_python(self.features.get(settings.NAME, {}))
 
     def as_json(self) -> dict[str, Any]:
         """Return the fields as JSON values, without the environment."""
@@ -278,3 +279,8 @@ class RunConfig:
 
 
 _ADAPTER = pydantic.TypeAdapter(RunConfig)
+
+
+@functools.cache
+def _adapter(settings: type[FeatureSettings]) -> pydantic.TypeAdapter[FeatureSettings]:
+    return pydantic.TypeAdapter(settings)

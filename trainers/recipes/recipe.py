@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt, ValidationError
 
 from grpo_run.runtime.errors import ConfigError
-from grpo_run.runtime.features import modules
+from grpo_run.runtime.features import feature_settings
 from grpo_run.runtime.launch.generation_caps import MIN_WINDOW
 from grpo_run.runtime.launch.option import given_values
 from grpo_run.trainers.recipes.problems import read_problems
@@ -224,9 +224,8 @@ def _check_combinations(recipe: Recipe, origin: Callable[[str], str]) -> None:
             problem = "needs" if recipe.task.startswith("memgen") else "has no"
             raise ConfigError(f"{origin(key)}: the {recipe.task} task {problem} section {key!r}")
     try:
-        for module in modules("settings"):
-            if hasattr(module, "SETTINGS"):
-                given_values(module.SETTINGS, {"--guard": recipe.guards})
+        for settings in feature_settings():
+            given_values(settings, {"--guard": recipe.guards})
     except ConfigError as error:
         raise ConfigError(f"{origin('guards')}: {error}") from None
     weights, rewards = recipe.grpo.reward_weights, REWARD_COUNTS[recipe.task]
