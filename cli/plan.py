@@ -15,7 +15,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from grpo_run.cli.launching.script_file import check_configs, check_source, source_of
 from grpo_run.cli.planning.options import build_parser, parse_size, split_arguments
 from grpo_run.cli.planning.output import print_plan
 from grpo_run.cli.planning.report import PlanReport, as_json
@@ -23,6 +22,7 @@ from grpo_run.cli.planning.requested_job import job_of
 from grpo_run.cli.planning.script import read_script
 from grpo_run.cli.planning.sources import JobSource, notes_of, read_file
 from grpo_run.runtime.errors import ConfigError, UsageError
+from grpo_run.runtime.launching.script_file import check_configs, check_source, source_of
 from grpo_run.runtime.planning.changes import largest_batch, largest_completion, try_changes
 from grpo_run.runtime.planning.job import Job
 from grpo_run.runtime.planning.model_config import build_config, default_attention, load_model_config

@@ -12,11 +12,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from grpo_run.cli.command_parser import CommandParser
-from grpo_run.cli.launching.notifications import PATH_LEFT_OUT
 from grpo_run.runtime.catalog import find_run
 from grpo_run.runtime.errors import UsageError
 from grpo_run.runtime.history.run_directory import RunDirectory
 from grpo_run.runtime.launch.inputs import Inputs
+from grpo_run.runtime.launching.notifications import PATH_LEFT_OUT
 
 
 def main(arguments: Sequence[str]) -> int:

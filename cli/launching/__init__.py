@@ -1,9 +1,5 @@
-"""`grpo-run launch`: its command line, which run it continues, and one supervised run from start to exit
-code.
+"""The command line of `grpo-run launch`, and what it shows.
 
-`command.py` turns the words of a command into a `LaunchCommand`; `options.py` declares the options and their
-help, `_torchrun.py` has torchrun's, `_values.py` checks single values, `identity.py` finds the run.
-`supervise.py` connects the parts of a run in order: `_ranks.py` is what starts them, `staging.py` the memory
-of snapshots, `stop_signals.py` what signals do, `_log_files.py` the logs, and `on_end.py` runs after the end.
-Called by `cli/launch.py`. Decides nothing about the run.
+`options.py` makes the parser of the declared options, `command.py` turns the words of a command into a
+`RunRequest`, and `display.py` shows the run. Called by `cli/launch.py`. Decides nothing about the run.
 """

@@ -2,8 +2,8 @@
 words.
 
 `-h` shows the most used options, `--help` all of them: ours by group, torchrun's, exit codes, examples.
-Options are declared with the settings that they set (`runtime/launch/option.py`), those of one launch here,
-and torchrun's in `_torchrun.py`. Options come before the script; every word after it belongs to the script,
+Options are declared with the settings that they set (`runtime/launch/option.py`), and torchrun's in
+`runtime/launching/torchrun.py`. Options come before the script; every word after it belongs to the script,
 even if it looks like an option. Used by `command.py`, and by the commands that pass options on:
 `train` and `resume`. Checks no value (`command.py`).
 """
@@ -15,18 +15,17 @@ import copy
 import difflib
 import os
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from grpo_run.cli.command_parser import CommandParser
-from grpo_run.cli.launching._torchrun import add_torchruns
-from grpo_run.dashboards.metrics.address import DEFAULT_ADDRESS
+from grpo_run.cli.launching.display import DisplayOptions
 from grpo_run.runtime.errors import UsageError
 from grpo_run.runtime.features import feature_settings
-from grpo_run.runtime.files import SHARED_MEMORY_ROOT
-from grpo_run.runtime.launch.config import DeadlineOptions, RunConfig, Timeouts
+from grpo_run.runtime.launch.config import DeadlineOptions, RunOptions, Timeouts
 from grpo_run.runtime.launch.generation_caps import GenerationOptions
-from grpo_run.runtime.launch.option import Option, OptionGroup, default_of, option, options_of
+from grpo_run.runtime.launch.option import Option, OptionGroup, default_of, options_of
+from grpo_run.runtime.launching.request import LaunchOptions
+from grpo_run.runtime.launching.torchrun import Declared, declared_options
 
 USAGE = """\
 grpo-run launch [options] SCRIPT.py [script arguments]
@@ -74,69 +73,15 @@ examples:
   grpo-run launch --nproc-per-node 2 -m trl.scripts.grpo --config grpo.yaml
 
 All options and exit codes: grpo-run launch --help"""
+MODULE = Declared(help="the script is a module, as in `python -m`", short="-m")
+"""torchrun's option that says what the script is."""
 TORCHRUNS_MOST_USED = ("--nproc-per-node", "--module", "--max-restarts")
 """Options of torchrun that `-h` shows."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class LaunchOptions:
-    """What concerns one launch and not the run: where the run is, and who is told of it."""
-
-    run_id: str | None = option(
-        None, "--run-id", group=OptionGroup.run, metavar="ID", most_used=True,
-        help="name of the run (default: the script's name and a digest of its path, its arguments and the"
-        " working directory)",
-    )  # fmt: skip
-    run_dir: str | None = option(
-        None, "--run-dir", group=OptionGroup.run, metavar="DIR",
-        help="directory of the journal, logs and incidents, created with mode 0700; a directory that other"
-        " users can write causes a warning (default: runs/ID)",
-    )  # fmt: skip
-    accept_change: bool = option(
-        False, "--accept-change", group=OptionGroup.run, most_used=True,
-        help="continue a run although its script, a file that it has imported or that its arguments name,"
-        " SEED, or an option that affects training has changed (default: refuse)",
-    )  # fmt: skip
-    accelerate_config: str | None = option(
-        None, "--accelerate-config", group=OptionGroup.run, metavar="FILE", most_used=True,
-        help="apply a configuration file of `accelerate launch`",
-    )  # fmt: skip
-    snapshot_dir: str = option(
-        str(SHARED_MEMORY_ROOT), "--snapshot-dir", group=OptionGroup.training, metavar="DIR|off",
-        help="file system in memory that holds snapshots and checkpoints on their way to disk; off: training"
-        " waits for the disk",
-    )  # fmt: skip
-    show_ranks: str | None = option(
-        None, "--show-ranks", group=OptionGroup.display, metavar="RANKS", most_used=True,
-        help="ranks whose output is shown: none, all, or numbers as 0,1 (default: none on a terminal; all in"
-        " a pipe or a file, as under torchrun; warnings and events are always shown)",
-    )  # fmt: skip
-    metrics_addr: str = option(
-        DEFAULT_ADDRESS, "--metrics-addr", group=OptionGroup.display, metavar="HOST:PORT|off",
-        most_used=True,
-        help="address of the Prometheus metrics; the next free port if it is taken",
-    )  # fmt: skip
-    on_end: str | None = option(
-        None, "--on-end", group=OptionGroup.display, metavar="COMMAND",
-        help="shell command to run after the run has finished, stopped or failed; its standard input is a"
-        " JSON object with the outcome. Its failure is a warning, and it is killed after a minute (default:"
-        " none)",
-    )  # fmt: skip
-    notify: str = option(
-        "", "--notify", group=OptionGroup.display, metavar="URL|FILE",
-        help='send faults, recoveries and the end of the run as Slack\'s {"text": ...} to this address, or to'
-        " the one in a file, which `ps` and run.json do not show (default: none)",
-    )  # fmt: skip
-    heartbeat_url: str = option(
-        "", "--heartbeat-url", group=OptionGroup.display, metavar="URL|FILE",
-        help="request this address at most once a minute while steps are committed, for a dead-man's switch"
-        " (default: none)",
-    )  # fmt: skip
-
-
 def declared() -> Iterator[tuple[Option, Any]]:
     """Yield every option of ours with its default: of the launch, of the core, and of the features."""
-    core = (LaunchOptions, RunConfig, GenerationOptions, DeadlineOptions, Timeouts)
+    core = (LaunchOptions, DisplayOptions, RunOptions, GenerationOptions, DeadlineOptions, Timeouts)
     for settings in (*core, *feature_settings()):
         for field, found in options_of(settings):
             yield found, default_of(field)
@@ -198,8 +143,29 @@ def build_parser() -> CommandParser:
     groups = {group: parser.add_argument_group(group.value) for group in OptionGroup}
     for found, default in declared():
         _add(groups[found.group], found, default)
-    add_torchruns(parser.add_argument_group(TORCHRUN_TITLE, TORCHRUN))
+    _add_torchruns(parser.add_argument_group(TORCHRUN_TITLE, TORCHRUN))
     return parser
+
+
+def _add_torchruns(group: argparse._ArgumentGroup) -> None:
+    """Declare torchrun's options and the script. A variable `PET_<NAME>` sets a default, as for torchrun."""
+    for name, default, found in (*declared_options(), ("module", False, MODULE)):
+        names = [found.short] * bool(found.short) + [f"--{name.replace('_', '-')}"]
+        spellings = dict.fromkeys([*names, f"--{name}"])
+        variable = os.environ.get(f"PET_{name.upper()}") if found.has_variable else None
+        if isinstance(default, bool):
+            given = bool(int(variable or "0"))
+            group.add_argument(*spellings, action="store_true", default=given, help=found.help)
+        else:
+            group.add_argument(
+                *spellings,
+                default=default if variable is None else variable,
+                type=found.kind,
+                choices=list(found.choices) if found.choices else None,
+                help=found.help,
+            )
+    group.add_argument("training_script", help="script or module that each rank runs")
+    group.add_argument("training_script_args", nargs=argparse.REMAINDER, help="its arguments")
 
 
 def _add(group: argparse._ArgumentGroup, found: Option, default: Any) -> None:
@@ -227,7 +193,6 @@ def values_of(options: argparse.Namespace) -> dict[str, Any]:
     return {f"--{name.replace('_', '-')}": value for name, value in vars(options).items()}
 
 
-MODULE_OPTIONS = ("-m", "--module")
 OF_ACCELERATE = {
     "--num-processes": "the ranks of this host are --nproc-per-node N",
     "--num-machines": "the number of hosts is --nnodes N",
@@ -276,19 +241,12 @@ class OptionWords:
         hint = f"did you mean {near[0]}?" if near else "see grpo-run launch --help"
         raise UsageError(f"no option {name}; {hint}")
 
-    def identity(self, arguments: Sequence[str]) -> list[str]:
-        """Return the words that identify the run: the script or `-m` with a module, and its arguments.
+    def check(self, arguments: Sequence[str]) -> None:
+        """Check the options of a command.
 
-        Options are left out: a run that is continued with another time limit is the same run. A script's path
-        is relative to the working directory, without symbolic links, so that `train.py` and `./train.py` are
-        one script.
+        Raises:
+            UsageError: there is no such option; the message names the closest one.
         """
         words = list(arguments)
-        module: list[str] = []
-        while option := self.next_option(words):
-            if option[0] in MODULE_OPTIONS:
-                module = ["-m"]
-        words = words[1:] if words[:1] == ["--"] else words
-        if not words or module:
-            return [*module, *words]
-        return [os.path.relpath(os.path.realpath(words[0])), *words[1:]]
+        while self.next_option(words):
+            pass

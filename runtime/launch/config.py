@@ -1,7 +1,7 @@
 """Configuration of a run: one frozen object, with the options that set it.
 
-`cli.launching` parses the command line into it, the supervisor reads it, `run.json` records it, and
-`RankSettings` carries it to every rank. A field that an option sets declares it (`option.py`), and its
+`runtime.launching` makes it of a request, the supervisor reads it, `run.json` records it, and `RankSettings`
+carries it to every rank. A field that an option sets declares it (`option.py`), and its
 default is the option's. What features add is in `features`, as their modules of settings declare it. The
 classes check their values when they are built; they do not parse command lines.
 """
@@ -147,28 +147,13 @@ class DeadlineOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunConfig:
-    """Configuration of a run.
+class RunOptions:
+    """The settings of a run that have an option.
 
     Raises:
-        ConfigError: a value is out of range, or two values contradict each other.
+        ConfigError: a value is out of range.
     """
 
-    run_id: str
-    run_directory: PathText
-    target: str
-    """Path of the script, or the name of a module when `module` is true."""
-    module: bool
-    arguments: tuple[str, ...]
-    """Arguments of the script."""
-    command: tuple[str, ...]
-    """Words of the command line that identify the run: the same words resume the same run."""
-    series: str = ""
-    """The run id without the number that `--fresh` appends."""
-    environment: Annotated[dict[str, str], pydantic.Field(exclude=True)] = field(
-        default_factory=dict, repr=False
-    )
-    """Environment variables of the ranks. Never recorded, because it may hold secrets."""
     fresh: bool = option(
         False, "--fresh", group=OptionGroup.run, most_used=True,
         help="start a new run of this command, also into an output directory with checkpoints of another run"
@@ -195,8 +180,6 @@ class RunConfig:
         " what the old one has written stays",
     )  # fmt: skip
     """What follows if the script fails when it resumes: `stop`, or `fresh` for a new run."""
-    starts_over: int = 0
-    """How many runs of this command before this one could not be resumed."""
     preload: bool = option(
         True, "--no-preload", group=OptionGroup.run,
         help="start ranks as fresh interpreters (default: fork them from a process that has imported torch,"
@@ -211,10 +194,6 @@ class RunConfig:
         " its child processes are kept too. May be repeated",
     )  # fmt: skip
     """Names and patterns of processes that ranks start and that are not ended with them."""
-    budget: Budget = field(default_factory=Budget)
-    timeouts: Timeouts = field(default_factory=Timeouts)
-    deadlines: DeadlineSettings = field(default_factory=DeadlineSettings)
-    """Bounds of the hang detector's deadlines."""
     snapshot_every: int | None = option(
         None, "--snapshot-every", group=OptionGroup.training, metavar="STEPS|auto", read=_snapshot_every,
         most_used=True,
@@ -222,14 +201,53 @@ class RunConfig:
         " against the cost of a fault (default: auto)",
     )  # fmt: skip
     """Optimizer steps between snapshots in memory; None to choose the interval at run time, 0 for never."""
-    snapshot_directory: PathText | None = None
-    """Staging directory on a file system in memory; None to write checkpoints directly to disk."""
     cleanup_every: int = option(
         10, "--cleanup-every", group=OptionGroup.training, metavar="STEPS", kind=int,
         help="steps after which to consider collecting garbage and releasing cached GPU memory, at the same"
         " step on all ranks; 0 for never",
     )  # fmt: skip
     """Optimizer steps after which it is considered whether freeing memory pays; 0 for never."""
+
+    def __post_init__(self) -> None:
+        if self.cleanup_every < 0:
+            raise ConfigError(f"--cleanup-every must be 0 (never) or more, not {self.cleanup_every}")
+        if self.snapshot_every is not None and self.snapshot_every < 0:
+            raise ConfigError(
+                f"--snapshot-every must be 0 (never), 1 or more, or auto, not {self.snapshot_every}"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunConfig(RunOptions):
+    """Configuration of a run.
+
+    Raises:
+        ConfigError: a value is out of range, or two values contradict each other.
+    """
+
+    run_id: str
+    run_directory: PathText
+    target: str
+    """Path of the script, or the name of a module when `module` is true."""
+    module: bool
+    arguments: tuple[str, ...]
+    """Arguments of the script."""
+    command: tuple[str, ...]
+    """Words of the command line that identify the run: the same words resume the same run."""
+    series: str = ""
+    """The run id without the number that `--fresh` appends."""
+    environment: Annotated[dict[str, str], pydantic.Field(exclude=True)] = field(
+        default_factory=dict, repr=False
+    )
+    """Environment variables of the ranks. Never recorded, because it may hold secrets."""
+    starts_over: int = 0
+    """How many runs of this command before this one could not be resumed."""
+    budget: Budget = field(default_factory=Budget)
+    timeouts: Timeouts = field(default_factory=Timeouts)
+    deadlines: DeadlineSettings = field(default_factory=DeadlineSettings)
+    """Bounds of the hang detector's deadlines."""
+    snapshot_directory: PathText | None = None
+    """Staging directory on a file system in memory; None to write checkpoints directly to disk."""
     generation: dict[str, int | float] = field(default_factory=dict)
     """Fields of the script's GRPO or RLOO configuration that the run overrides."""
     features: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -244,12 +262,7 @@ class RunConfig:
     """CPUs that each local rank may use (`--numa-binding`); empty for those of this process."""
 
     def __post_init__(self) -> None:
-        if self.cleanup_every < 0:
-            raise ConfigError(f"--cleanup-every must be 0 (never) or more, not {self.cleanup_every}")
-        if self.snapshot_every is not None and self.snapshot_every < 0:
-            raise ConfigError(
-                f"--snapshot-every must be 0 (never), 1 or more, or auto, not {self.snapshot_every}"
-            )
+        super().__post_init__()
         # otherwise the hang detector would kill ranks that are about to report their own timeout
         if not self.deadlines.ceiling_seconds > self.timeouts.vote_seconds:
             raise ConfigError(

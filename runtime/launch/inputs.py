@@ -3,7 +3,7 @@
 Recorded in `run.json` when a run begins, and compared when the same command continues it, so that an edited
 script does not change a run unnoticed. The files are the script, those that its arguments name, and those
 that a rank has imported (`imported_files.py`). The git commit of the code is recorded as information; nothing
-is decided by it. Called by `cli/launch.py`, `cli/resume.py` and `cli/launching/identity.py`.
+is decided by it. Called by `cli/resume.py` and `runtime/launching/`.
 """
 
 from __future__ import annotations

@@ -60,20 +60,18 @@ class Option:
     listed: Callable[[], str] | None = None
 
 
-def option(default: Any, name: str, **attributes: Any) -> Any:
+def option(default: Any, name: str, *, repr: bool = True, **attributes: Any) -> Any:
     """Declare a field of settings that an option sets.
 
     Args:
         default: of the field; a function that makes it for a value that can change.
         name: of the option.
+        repr: as of `dataclasses.field`.
         attributes: of `Option`.
     """
     metadata = {KEY: Option(name=name, **attributes)}
-    return (
-        field(default_factory=default, metadata=metadata)
-        if callable(default)
-        else field(default=default, metadata=metadata)
-    )
+    made = {"default_factory": default} if callable(default) else {"default": default}
+    return field(**made, repr=repr, metadata=metadata)
 
 
 def options_of(settings: type) -> Iterator[tuple[Field[Any], Option]]:

@@ -1,6 +1,6 @@
 """Settings of one rank in one attempt, and their encoding: one JSON object in one environment variable.
 
-`cli.launching` writes the variable for each rank; the bootstrap reads it once. The run's configuration
+`runtime.launching` writes the variable for each rank; the bootstrap reads it once. The run's configuration
 travels as a whole; the other fields differ by attempt or by rank. Plain data.
 """
 

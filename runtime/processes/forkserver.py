@@ -73,6 +73,17 @@ def start_server(preload: Sequence[str], environment: Mapping[str, str]) -> None
                 os.environ[name] = value
 
 
+def stop_server(timeout_seconds: float) -> None:
+    """Stop the server, if it runs: this process goes on without a run. It exits when its pipe is closed."""
+    server = process_names.forkserver_pid()
+    if server is None:
+        return
+    process_names.forget_server()
+    termination.wait_for_exits([server], timeout_seconds)
+    with contextlib.suppress(ChildProcessError):
+        os.waitpid(server, os.WNOHANG)
+
+
 def continue_server() -> None:
     """Continue the server if a signal has stopped it, as Ctrl-Z does: no rank could start, and no exit be
     reported.

@@ -1,7 +1,7 @@
 """The last writes of a run: what is only in memory when its ranks have ended goes to disk, or is described.
 
 Called at the end of a run (`runtime.supervisor.outcome`) and by a later launch of the same command
-(`cli.launching.staging`). Waits for room, because nothing else has the model any more. Decides no exit code.
+(`runtime/launching/`). Waits for room, because nothing else has the model any more. Decides no exit code.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ renames the area: a copy of the run directory, or one that was used on another m
 find snapshots that are not its own. Containers that share /dev/shm (`--ipc=host`) see different files under
 one path, so a record also holds the mount namespace and root directory of its writer.
 
-Called by `cli/launching/staging.py` under the lock of the run directory, and when the command line is
+Called by `runtime/launching/` under the lock of the run directory, and when the command line is
 checked. Deletes no area of another run.
 """
 

@@ -1,8 +1,8 @@
 """The report of a failure of grpo-run itself: an incident folder with the traceback, and one line.
 
 An exception of the supervisor is an error in grpo-run, or a machine without memory, descriptors or disk.
-Called by `outcome.py` and `cli/launch.py`, whose handlers are the outermost. What follows the failure is
-decided there.
+Called by `outcome.py` and `runtime/launching/launch.py`, whose handlers are the outermost. What follows the
+failure is decided there.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Usually nothing: a supervisor ends its helpers, and after its SIGKILL its guardian does. Both may be killed
 together, as by the kernel when memory is short. The file `processes.json` names the last supervisor and the
 token of its ranks. Whoever holds the run's lock reads it; a copy of a run directory names a supervisor that
-may be alive, whose processes are left alone. Called by `cli/launching/supervise.py`.
+may be alive, whose processes are left alone. Called by `runtime/launching/`.
 """
 
 from __future__ import annotations

@@ -10,13 +10,13 @@ import pytest
 from support.journal import event
 from support.slots import fill, snapshot
 
-from grpo_run.cli.launching import staging as module
 from grpo_run.runtime.checkpoints.digests import verify_digests
 from grpo_run.runtime.checkpoints.manifest import read_manifest
 from grpo_run.runtime.history.history import History
 from grpo_run.runtime.history.journal import Journal
 from grpo_run.runtime.history.reader import read_journal
 from grpo_run.runtime.history.run_directory import RunDirectory
+from grpo_run.runtime.launching import _staging as module
 from grpo_run.runtime.snapshots.area import StagingArea
 from grpo_run.runtime.snapshots.ownership import describe_owner, private_folder, take_area
 

@@ -23,13 +23,15 @@ def page(text: str) -> str:
 
 def torchrun_page(text: str) -> str:
     """Return the page of torchrun's options with the current table."""
-    from grpo_run.cli.launching._torchrun import OPTIONS, REFUSALS, SWITCHES, destination
+    from grpo_run.cli.launching.options import MODULE
+    from grpo_run.runtime.launching.torchrun import REFUSALS, declared_options
 
-    declared = [(names, text) for names, _, _, text in OPTIONS] + list(SWITCHES)
+    declared = [*((name, found) for name, _, found in declared_options()), ("module", MODULE)]
     rows = ["| option | here | |", "|---|---|---|"]
-    for names, help_text in declared:
-        reason = REFUSALS.get(destination(names))
-        state, what = ("honoured", help_text) if reason is None else ("refused", reason)
+    for name, found in declared:
+        names = [found.short] * bool(found.short) + [f"--{name.replace('_', '-')}"]
+        reason = REFUSALS.get(name)
+        state, what = ("honoured", found.help) if reason is None else ("refused", reason)
         rows.append(
             f"| {', '.join(f'`{name}`' for name in names)} | {state} | {what.replace('|', chr(92) + '|')} |"
         )

@@ -61,7 +61,7 @@ def container(private: str, common: str) -> None:
 
 def patched() -> None:
     """Change constants of the product, each of which must exist once."""
-    from grpo_run.cli.launching import notifications
+    from grpo_run.runtime.launching import notifications
     from grpo_run.runtime.snapshots import _drain_requests as drain_requests
     from grpo_run.runtime.snapshots import drain_scheduler, last_writes
     from grpo_run.runtime.supervisor import policy
@@ -83,9 +83,9 @@ def fsdp_on_cpu() -> None:
 
 def bound() -> None:
     """Let `--numa-binding` choose the last CPU for every rank, as if all GPUs were beside it."""
-    from grpo_run.cli.launching import command
+    from grpo_run.runtime.launching import _configuration
 
-    command.numa_cpus = lambda options, ranks: ((max(os.sched_getaffinity(0)),),) * ranks
+    _configuration.numa_cpus = lambda options, ranks: ((max(os.sched_getaffinity(0)),),) * ranks
 
 
 def failing(where: str) -> None:

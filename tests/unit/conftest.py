@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -22,6 +23,17 @@ def _one_thread() -> None:
     """
     if "torch" in sys.modules:
         sys.modules["torch"].set_num_threads(1)
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The working directory: `train.py` in it, no runs."""
+    for name in list(os.environ):
+        if name.startswith(("ACCELERATE_", "FSDP_", "OMP_")):
+            monkeypatch.delenv(name)
+    (tmp_path / "train.py").write_text("print('training')\n")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
 
 
 @pytest.fixture

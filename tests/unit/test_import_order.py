@@ -24,9 +24,10 @@ INDEPENDENT = {"watchdog.deadlocks", "watchdog.stalls", "watchdog.waits", "watch
 """Rooms that do not import one another: each proves or collects by itself."""
 MAINS = {name for name in FILES if name.endswith(".__main__")}
 PUBLIC_BY_PURPOSE = {name for name in FILES if name.startswith("trainers.recipes.")} | {
-    "dashboards.metrics.catalogue", "dashboards.metrics.labels",
+    "dashboards.metrics.catalogue", "dashboards.metrics.labels", "runtime.launching.display",
 }  # fmt: skip
-"""Recipes are read and copied, whoever imports them; queries of users rest on the catalogue."""
+"""Recipes are read and copied, whoever imports them; queries of users rest on the catalogue, and programs
+that launch runs on the protocol of a display."""
 PURE_ROOMS: dict[str, set[str]] = {
     "watchdog": {"processes"},
     "watchdog.deadlocks": set(),
@@ -329,4 +330,4 @@ def test_the_import_check_follows_our_own_modules() -> None:
     agent.
     """
     assert "torch" in loaded_with("runtime.processes.agent")
-    assert "torch" in loaded_with("cli.launching.supervise")
+    assert "torch" in loaded_with("runtime.launching._supervise")

@@ -21,7 +21,6 @@ from typing import Any
 import pytest
 
 from grpo_run.cli import train
-from grpo_run.cli.launching.command import parse
 from grpo_run.cli.launching.options import OptionWords
 from grpo_run.cli.launching.options import build_parser as launch_parser
 from grpo_run.cli.main import main
@@ -35,10 +34,13 @@ from grpo_run.runtime.checkpoints.publishing import partial_directory, reject_ch
 from grpo_run.runtime.errors import UsageError
 from grpo_run.runtime.history.journal import Journal
 from grpo_run.runtime.history.run_directory import RunDirectory
+from grpo_run.runtime.launching._configuration import PreparedLaunch
+from grpo_run.runtime.launching.request import RunResult
 from grpo_run.runtime.planning.job import Job
 from grpo_run.runtime.registry import register, registry_folder
 from grpo_run.runtime.upstream import versions
 from support import checkpoint_files
+from support.builders.launch_commands import prepare
 from support.identities import identity
 from support.incidents import write_incident
 from support.journal import event
@@ -114,7 +116,7 @@ class CommandShell:
     def parse(self, text: str, *names: str, starts_over: str = "0") -> str:
         """Parse a command of `launch`; show these fields."""
         try:
-            made = parse(shlex.split(text), starts_over=int(starts_over))
+            made = prepare(shlex.split(text), starts_over=int(starts_over))
         except UsageError as error:
             return self.shown(f"refused: {error}")
         found = {name: attrgetter(name)(made) for name in names}
@@ -148,7 +150,7 @@ class CommandShell:
 
     def record(self, text: str, code: str = "", starts_over: str = "0") -> str:
         """Let the run of this command exist, and end with this code; show its id."""
-        config = parse(shlex.split(text), starts_over=int(starts_over)).config
+        config = prepare(shlex.split(text), starts_over=int(starts_over)).config
         run = RunDirectory(path=config.run_directory)
         run.create()
         run.write_run(config.as_json())
@@ -253,11 +255,12 @@ class CommandShell:
     def supervised(self) -> None:
         """Let each run end with 75 where it would be supervised."""
 
-        def supervise(made: Any, directory: RunDirectory, *rest: Any) -> int:
+        def supervise(made: PreparedLaunch, directory: RunDirectory, *rest: Any) -> RunResult:
             print("supervised in", directory.path, "by", directory.owner())
-            return 75
+            run_id = made.config.run_id
+            return RunResult(exit_code=75, sentence="", run_id=run_id, run_directory=directory.path)
 
-        self.patch.setattr("grpo_run.cli.launching.supervise.supervise", supervise)
+        self.patch.setattr("grpo_run.runtime.launching._supervise.supervise", supervise)
 
     def hurry(self) -> None:
         """Give a script that is planned two seconds."""

@@ -1,4 +1,4 @@
-"""A working directory with a script, a run in it, and an environment without variables of other launchers."""
+"""A run in the working directory."""
 
 from __future__ import annotations
 
@@ -10,17 +10,6 @@ from pathlib import Path
 import pytest
 
 from grpo_run.runtime.history.run_directory import RunDirectory
-
-
-@pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The working directory: `train.py` in it, no runs."""
-    for name in list(os.environ):
-        if name.startswith(("ACCELERATE_", "FSDP_", "OMP_")):
-            monkeypatch.delenv(name)
-    (tmp_path / "train.py").write_text("print('training')\n")
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
 
 
 @pytest.fixture

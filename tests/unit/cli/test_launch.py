@@ -8,11 +8,10 @@ from pathlib import Path
 import pytest
 from support.web_hooks import SECRET, receiver
 
-from grpo_run.cli.launching.command import LaunchCommand
-from grpo_run.cli.launching.identity import ChangedFiles
 from grpo_run.cli.main import main
-from grpo_run.dashboards.metrics.address import Listener
 from grpo_run.runtime.history.run_directory import RunDirectory
+from grpo_run.runtime.launching._configuration import PreparedLaunch
+from grpo_run.runtime.launching.request import RunResult
 
 
 @pytest.fixture
@@ -20,14 +19,12 @@ def supervised(monkeypatch: pytest.MonkeyPatch) -> list[RunDirectory]:
     """The directories of the runs that would have been supervised; each ends with 75."""
     directories: list[RunDirectory] = []
 
-    def supervise(
-        made: LaunchCommand, directory: RunDirectory, listener: Listener | None, changed_files: ChangedFiles
-    ) -> int:
+    def supervise(made: PreparedLaunch, directory: RunDirectory, *rest: object) -> RunResult:
         assert directory.owner() is not None
         directories.append(directory)
-        return 75
+        return RunResult(exit_code=75, sentence="", run_id=made.config.run_id, run_directory=directory.path)
 
-    monkeypatch.setattr("grpo_run.cli.launching.supervise.supervise", supervise)
+    monkeypatch.setattr("grpo_run.runtime.launching._supervise.supervise", supervise)
     return directories
 
 
@@ -51,7 +48,7 @@ def test_the_command_of_on_end_is_told_a_failure_of_grpo_run_itself(
     def fail(*arguments: object) -> int:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr("grpo_run.cli.launching.supervise.supervise", fail)
+    monkeypatch.setattr("grpo_run.runtime.launching._supervise.supervise", fail)
     assert main(["launch", "--on-end", "cat > end.json; exit 4", "train.py"]) == 93
     record = json.loads((here / "end.json").read_bytes())
     assert (record["state"], record["exit_code"]) == ("failed", 93)
@@ -67,7 +64,7 @@ def test_a_failure_of_grpo_run_itself_is_told_to_notify(
     def fail(launch: object, *arguments: object) -> int:
         raise PermissionError(13, f"Permission denied {launch!r}")
 
-    monkeypatch.setattr("grpo_run.cli.launching.supervise.supervise", fail)
+    monkeypatch.setattr("grpo_run.runtime.launching._supervise.supervise", fail)
     monkeypatch.setenv("no_proxy", "*")
     with receiver() as server:
         words = ["--heartbeat-url", server.url, "train.py", "--notify", "https://other.example/kept"]

@@ -6,19 +6,29 @@ from pathlib import Path
 
 import pytest
 
-from grpo_run.cli.launching.options import OptionWords, build_parser
+from grpo_run.cli.launching.options import build_parser
+from grpo_run.runtime.launching._identity import identifying_words
+from grpo_run.runtime.launching.request import RunRequest
 
 
 def identity(words: list[str]) -> list[str]:
     """The words that identify the run of this command."""
-    return OptionWords(build_parser()).identity(words)
+    options = build_parser().parse_args(words)
+    return identifying_words(
+        RunRequest(
+            target=options.training_script,
+            module=options.module,
+            arguments=tuple(options.training_script_args),
+        )
+    )
 
 
 def test_no_option_of_ours_or_torchruns_makes_another_run() -> None:
     """A run that is continued with another time limit finds its checkpoints."""
     for action in build_parser()._actions:
-        for name in set(action.option_strings) - {"-m", "--module"}:
-            extra = [name] if action.nargs == 0 else [name, "x"]
+        for name in set(action.option_strings) - {"-h", "--help", "-m", "--module"}:
+            value = [] if action.nargs == 0 else [next(iter(action.choices or ["1"]))]
+            extra = [name, *value]
             assert identity([*extra, "train.py", "--lr", "1"]) == identity(["train.py", "--lr", "1"]), name
             assert identity([*extra, "-m", "jobs.train", "x"]) == ["-m", "jobs.train", "x"], name
 

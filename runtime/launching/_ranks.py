@@ -8,16 +8,17 @@ before anything else is started, so that whatever the run starts is marked. Term
 
 from __future__ import annotations
 
+import argparse
 import os
 import time
 import uuid
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from grpo_run.cli.launching.command import LaunchCommand, node_range
 from grpo_run.runtime.errors import UsageError
 from grpo_run.runtime.launch.config import Output, RunConfig
 from grpo_run.runtime.launch.rank_settings import RankSettings
+from grpo_run.runtime.launching._configuration import PreparedLaunch, node_range
 from grpo_run.runtime.processes import forkserver
 from grpo_run.runtime.processes.adoption import adopt_orphans, own_children
 from grpo_run.runtime.processes.starting import VARIABLE
@@ -42,7 +43,7 @@ MASTER_PORT = 29500
 
 
 def build_agent(
-    launch: LaunchCommand, supervisor: Supervisor, helpers: Helpers, marks: Mapping[str, str]
+    launch: PreparedLaunch, supervisor: Supervisor, helpers: Helpers, marks: Mapping[str, str]
 ) -> Agent:
     """Return an agent that starts ranks as torchrun would, controlled by the supervisor.
 
@@ -60,14 +61,15 @@ def build_agent(
 
     from grpo_run.runtime.processes.agent import Agent
 
-    options, config = launch.elastic, launch.config
+    options, config = argparse.Namespace(**vars(launch.elastic)), launch.config
+    options.module, options.training_script, options.training_script_args = False, config.target, []
     explicit = options.rdzv_backend != "static" or options.rdzv_endpoint or options.master_port is not None
     for action in get_args_parser()._actions:  # what this torch has in addition
         if not hasattr(options, action.dest):
             if (variable := f"PET_{action.dest.upper()}") in os.environ:
                 raise UsageError(f"{variable} is not supported with torch {torch_version}; unset it")
             setattr(options, action.dest, action.default)
-    alone = options.standalone or (not explicit and node_range(options)[1] == 1)
+    alone = options.standalone or (not explicit and node_range(launch.elastic)[1] == 1)
     if alone:
         options.rdzv_backend = "c10d"
         options.rdzv_endpoint = "localhost:0"

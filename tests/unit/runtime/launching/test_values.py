@@ -8,10 +8,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from support.builders.launch_commands import prepare
 
-from grpo_run.cli.launching import _values as values
-from grpo_run.cli.launching.command import parse
 from grpo_run.runtime.launch.config import Output
+from grpo_run.runtime.launching import _values as values
 
 
 @pytest.mark.parametrize(
@@ -46,7 +46,7 @@ def test_the_form_of_the_output_follows_from_where_the_streams_lead(
     tmp_path: Path, redirection: str, output: Output
 ) -> None:
     """A terminal is asked for by `os.isatty`; nothing else in a test is one."""
-    code = "from grpo_run.cli.launching._values import output as o; open('form', 'w').write(o().value)"
+    code = "from grpo_run.cli.launching.display import output_form as o; open('form', 'w').write(o().value)"
     subprocess.run(
         f'{sys.executable} -c "{code}" {redirection}', shell=True, cwd=tmp_path, check=True,
         stdin=subprocess.DEVNULL,
@@ -62,18 +62,18 @@ def test_staging_areas_are_in_a_folder_of_the_user(here: Path, monkeypatch: pyte
     other.mkdir()
     monkeypatch.setattr(values, "SHARED_MEMORY_ROOT", memory)
     for root in (memory, other):
-        folder = parse(["--snapshot-dir", str(root), "train.py"]).snapshot_folder
+        folder = prepare(["--snapshot-dir", str(root), "train.py"]).snapshot_folder
         assert folder == root / f"grpo-run-{os.getuid()}"
         assert list(folder.iterdir()) == []
-    assert parse(["--snapshot-dir", "off", "train.py"]).snapshot_folder is None
+    assert prepare(["--snapshot-dir", "off", "train.py"]).snapshot_folder is None
     # each of several nodes would hold a part, so ranks write directly to disk
-    assert parse(["--snapshot-dir", str(memory), "--nnodes", "2", "train.py"]).snapshot_folder is None
+    assert prepare(["--snapshot-dir", str(memory), "--nnodes", "2", "train.py"]).snapshot_folder is None
 
 
 def test_an_unusable_default_directory_disables_staging(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It does not exist, or cannot be written; the user did not ask for it, so it is no error."""
     memory = here / "memory"
     monkeypatch.setattr(values, "SHARED_MEMORY_ROOT", memory)
-    assert parse(["--snapshot-dir", str(memory), "train.py"]).snapshot_folder is None
+    assert prepare(["--snapshot-dir", str(memory), "train.py"]).snapshot_folder is None
     monkeypatch.setattr(values, "SHARED_MEMORY_ROOT", Path("/proc"))  # no user can create a folder there
-    assert parse(["--snapshot-dir", "/proc", "train.py"]).snapshot_folder is None
+    assert prepare(["--snapshot-dir", "/proc", "train.py"]).snapshot_folder is None

@@ -1,6 +1,6 @@
 """The signals that stop a run: what they do while it runs, after its end, and while Python exits.
 
-They are SIGTERM, SIGINT, SIGHUP and those that `--signals-to-handle` names. Called by `supervise.py`. A
+They are SIGTERM, SIGINT, SIGHUP and those that `--signals-to-handle` names. Called by `_supervise.py`. A
 handler notes what has arrived; the supervisor decides what follows from it.
 """
 

@@ -3,13 +3,12 @@
 Checkpoints are found by the run's id, so a new run needs an id that no earlier run of the command has. The
 inputs of a run are compared with those that it was started with. A name in `--resume-from` that cannot be a
 run or a checkpoint is refused, and so is an older checkpoint of the run itself; the ranks check the
-checkpoint: its digests, and whether it fits the model and the batch. Called by `command.py` and
-`cli/launch.py`. Starts no process and writes no file.
+checkpoint: its digests, and whether it fits the model and the batch. Called by
+`_configuration.py` and `launch.py`. Starts no process and writes no file.
 """
 
 from __future__ import annotations
 
-import argparse
 import difflib
 import os
 import shlex
@@ -42,6 +41,7 @@ from grpo_run.runtime.launch.inputs import (
     files_named,
 )
 from grpo_run.runtime.launch.option import changed_training
+from grpo_run.runtime.launching.request import RunRequest
 from grpo_run.runtime.snapshots.ownership import recorded_areas
 from grpo_run.runtime.snapshots.slot import STAGED
 
@@ -66,9 +66,19 @@ class RunLocation(NamedTuple):
         return int(RunDirectory(path=self.directory).recorded().get(STARTS_OVER) or 0)
 
 
-def locate(
-    options: argparse.Namespace, command: Sequence[str], nodes: int, token: str, *, starts_over: bool = False
-) -> RunLocation:
+def identifying_words(request: RunRequest) -> list[str]:
+    """Return the words that identify the run: the script or `-m` with a module, and its arguments.
+
+    Options are left out: a run that is continued with another time limit is the same run. A script's path is
+    relative to the working directory, without symbolic links, so that `train.py` and `./train.py` are one
+    script.
+    """
+    if request.module:
+        return ["-m", request.target, *request.arguments]
+    return [os.path.relpath(os.path.realpath(request.target)), *request.arguments]
+
+
+def locate(request: RunRequest, command: Sequence[str], nodes: int, token: str) -> RunLocation:
     """Return where the run of a command is.
 
     The newest run of the same command is continued. With `--fresh`, the next number of its series is a new
@@ -76,17 +86,17 @@ def locate(
     `--run-id`, or with the token.
 
     Args:
-        options: the parsed command line.
+        request: `starts_over` above 0 asks for a new run; in a directory of the user's choice it is in the
+            next one of this name.
         command: the words that identify the run.
         nodes: the largest number of nodes; with several, the node's name is part of the directory's name.
         token: random; part of the id of a new run in a directory of the user's choice.
-        starts_over: a new run follows one that could not be resumed; in a directory of the user's choice it
-            is in the next one of this name.
 
     Raises:
         UsageError: the id is not a plain name, the directory belongs to another command, or `--fresh` cannot
             be obeyed.
     """
+    options, fresh, starts_over = request.launch, request.options.fresh, request.starts_over > 0
     # of the script's own name, also if it is started through a link
     base = options.run_id or default_run_id(command[1] if command[0] == "-m" else command[0], command)
     if "/" in base or base in ("", ".", ".."):
@@ -96,9 +106,9 @@ def locate(
         if starts_over:
             return RunLocation(base, f"{base}-{token}", after)
         recorded = _recorded(RunDirectory(path=path), command, "--run-dir")
-        if recorded is not None and options.fresh:
+        if recorded is not None and fresh:
             raise UsageError(f"--fresh: there is a run in --run-dir {path}; give another directory")
-        if options.fresh and not options.run_id:
+        if fresh and not options.run_id:
             if nodes > 1:
                 raise UsageError(
                     "--fresh --run-dir on several nodes: they cannot choose the new run's id by themselves;"
@@ -115,7 +125,7 @@ def locate(
         if run.get("command") == list(command) and run.get("series", base) == base:
             run_id = f"{base}-{number}"
     directory = RunDirectory(path=DEFAULT_ROOT / f"{run_id}{suffix}")
-    if _recorded(directory, command, "--run-id") is not None and (options.fresh or starts_over):
+    if _recorded(directory, command, "--run-id") is not None and (fresh or starts_over):
         owner = directory.owner()
         if owner is not None:
             raise UsageError(f"--fresh: run {run_id} of this command is running (pid {owner}); stop it first")

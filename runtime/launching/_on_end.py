@@ -1,11 +1,10 @@
-"""After a run has ended: run the command of `--on-end`, and keep the exporter for its last scrapes.
+"""After a run has ended: run the command of `--on-end`, and how long others may read the last state.
 
     grpo-run launch --on-end 'curl -s -d @- https://example.org/hook' train.py
 
 The command gets the outcome of the run as a JSON object on its standard input, after every end: finished,
 stopped, failed, and a failure of grpo-run itself. It has a minute, and its failure is a warning: the exit
-code is decided before. The exporter runs until a regular scraper has read how the run ended; how long is
-decided in `dashboards/metrics/_collector.py`. Called by `supervise.py` and `cli/launch.py`.
+code is decided before. Called by `_supervise.py` and `launch.py`.
 """
 
 from __future__ import annotations
@@ -18,16 +17,12 @@ import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from grpo_run.runtime.history.run_directory import RunDirectory
 from grpo_run.runtime.history.status import RunStatus
 from grpo_run.runtime.launching.reading import run_reader
 from grpo_run.watchdog.evidence.incident_files import read_verdict
-from grpo_run.watchdog.text import duration_text
-
-if TYPE_CHECKING:
-    from grpo_run.dashboards.metrics.server import MetricsServer
 
 LONGEST_SECONDS = 60.0
 """Time for a request to a chat or a pager with its retries; the node may be taken away soon after a stop."""
@@ -138,8 +133,6 @@ def status_or_none(directory: RunDirectory) -> RunStatus | None:
         return None
 
 
-UNNOTICED_SECONDS = 2.0
-"""A longer wait is announced."""
 STOP_SECONDS = 20.0
 """After a request to stop, the command has exited by then. Kubernetes and Slurm kill 30 s after their
 SIGTERM, and the exit code would be lost."""
@@ -155,31 +148,3 @@ def leave_at(stop_signals: Sequence[float], *, stopped: bool) -> float:
     if not stopped:
         return math.inf
     return stop_signals[0] + STOP_SECONDS if stop_signals else -math.inf
-
-
-def await_last_scrapes(
-    server: MetricsServer,
-    *,
-    ended_at: float,
-    until: float,
-    notify: Callable[[str], None],
-    interrupted: Callable[[], bool],
-) -> None:
-    """Wait until a regular scraper has read the last state twice, or will not come.
-
-    Args:
-        server: of the run's metrics.
-        ended_at: when the run ended, in monotonic seconds.
-        until: as `leave_at` returns it.
-        notify: shows a one-line message.
-        interrupted: whether the user wants the command to exit now.
-    """
-    seconds = min(server.seconds_to_stay(ended_at), until - time.monotonic())
-    if seconds <= 0:
-        return
-    if seconds > UNNOTICED_SECONDS:
-        notify(
-            f"waiting up to {duration_text(seconds)} until the last state has been scraped (Ctrl-C to exit"
-            " now)"
-        )
-    server.await_last_scrapes(ended_at, lambda: interrupted() or time.monotonic() >= until)

@@ -9,18 +9,19 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from support.builders.refused_commands import error
+from support.builders.launch_commands import error, prepare
 from support.transcripts import Story, read, stories
 from torch.distributed.elastic.rendezvous import RendezvousParameters
 from torch.distributed.elastic.rendezvous import registry as rendezvous_registry
 from torch.distributed.run import get_args_parser
 
-from grpo_run.cli.launching import _ranks, _torchrun
-from grpo_run.cli.launching._torchrun import REFUSALS
-from grpo_run.cli.launching.command import LaunchCommand, parse
+from grpo_run.cli.launching.command import parse
 from grpo_run.cli.launching.options import build_parser
 from grpo_run.runtime.errors import UsageError
 from grpo_run.runtime.launch.config import Output
+from grpo_run.runtime.launching import _ranks, torchrun
+from grpo_run.runtime.launching._configuration import PreparedLaunch
+from grpo_run.runtime.launching.torchrun import REFUSALS
 from grpo_run.runtime.rank import bootstrap
 from grpo_run.runtime.upstream import torch_names
 
@@ -28,7 +29,7 @@ from grpo_run.runtime.upstream import torch_names
 class Started(SimpleNamespace):
     """What a command has led to: the parsed command, torch's specification of the workers, its rendezvous."""
 
-    launch: LaunchCommand
+    launch: PreparedLaunch
     spec: Any
     rendezvous: RendezvousParameters
 
@@ -38,7 +39,7 @@ Start = Callable[..., Started]
 
 @pytest.fixture
 def start(here: Path, monkeypatch: pytest.MonkeyPatch) -> Start:
-    """Parse a command and build the agent; no rendezvous is opened."""
+    """Check a command and build the agent; no rendezvous is opened."""
     asked: list[RendezvousParameters] = []
 
     def handler(parameters: RendezvousParameters) -> SimpleNamespace:
@@ -46,10 +47,10 @@ def start(here: Path, monkeypatch: pytest.MonkeyPatch) -> Start:
         return SimpleNamespace(get_backend=lambda: parameters.backend, get_run_id=lambda: parameters.run_id)
 
     monkeypatch.setattr(rendezvous_registry, "get_rendezvous_handler", handler)
-    monkeypatch.delenv(_torchrun.SHUTDOWN_VARIABLE, raising=False)
+    monkeypatch.delenv(torchrun.SHUTDOWN_VARIABLE, raising=False)
 
     def run(*words: str) -> Started:
-        launch = parse([*words, "train.py"])
+        launch = prepare([*words, "train.py"])
         supervisor: Any = SimpleNamespace(config=launch.config, history=SimpleNamespace(fresh_because=""))
         agent = _ranks.build_agent(launch, supervisor, SimpleNamespace(), {})  # type: ignore[arg-type]
         group = agent.get_worker_group()
@@ -92,7 +93,7 @@ def test_an_option_is_honoured(
     story: Story, word: str, start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its value arrives where it acts, and differs from the default."""
-    monkeypatch.setattr("grpo_run.cli.launching._values.output", lambda: Output.lines)
+    monkeypatch.setattr("grpo_run.cli.launching.command.output_form", lambda: Output.lines)
     story.check(StartShell(start), word)
     (_, without), (_, arrived) = story.exchanges
     assert without != arrived
@@ -107,7 +108,7 @@ def test_an_option_is_refused(name: str, monkeypatch: pytest.MonkeyPatch) -> Non
     said = error(*words)
     assert said.startswith(f"--{name.replace('_', '-')} is not supported: ")
     assert "\n" not in said
-    if name not in _torchrun.WITHOUT_VARIABLE:
+    if name not in ("logs_specs", "numa_binding"):
         monkeypatch.setenv(f"PET_{name.upper()}", "1")
         assert error("train.py") == said
 
@@ -125,7 +126,8 @@ def test_an_option_is_refused(name: str, monkeypatch: pytest.MonkeyPatch) -> Non
 )
 def test_local_ranks_are_shown_as_torchrun_shows_them(words: tuple[str, ...], shown: set[int] | None) -> None:
     """What is redirected is not shown, unless it is also to be shown."""
-    assert _torchrun.shown_local_ranks(build_parser().parse_args([*words, "train.py"]), 3) == shown
+    options = parse([*words, "train.py"])[0].torchrun
+    assert torchrun.shown_local_ranks(options, 3, None) == shown
 
 
 def test_the_local_ranks_of_every_node_are_shown(start: Start) -> None:
@@ -157,7 +159,7 @@ def test_the_shutdown_timeout_yields_to_the_stop_timeout(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It may also come from torch's variable."""
-    monkeypatch.setenv(_torchrun.SHUTDOWN_VARIABLE, "9")
+    monkeypatch.setenv(torchrun.SHUTDOWN_VARIABLE, "9")
     assert start().launch.config.timeouts.handler_seconds == 9
     timeouts = start("--shutdown-timeout", "7", "--stop-timeout", "40").launch.config.timeouts
     assert (timeouts.stop_seconds, timeouts.handler_seconds) == (40, 40)
@@ -192,9 +194,9 @@ def test_each_rank_is_told_its_cpus(monkeypatch: pytest.MonkeyPatch) -> None:
     """By its local number."""
     made = "[[0], [1]]"
     monkeypatch.setattr(
-        _torchrun.subprocess, "run", lambda *_, **__: SimpleNamespace(stdout=f"noise\n{made}\n")
+        torchrun.subprocess, "run", lambda *_, **__: SimpleNamespace(stdout=f"noise\n{made}\n")
     )
-    launch = parse(["--nproc-per-node", "2", "--numa-binding", "exclusive", "train.py"])
+    launch = prepare(["--nproc-per-node", "2", "--numa-binding", "exclusive", "train.py"])
     assert launch.config.rank_cpus == ((0,), (1,))
 
 

@@ -1,6 +1,6 @@
 """The staging area of a launch: found by `run.json`, renamed, locked, and recorded again.
 
-Called by `cli/launch.py` under the lock of the run directory. Which area is whose is decided in
+Called by `launch.py` under the lock of the run directory. Which area is whose is decided in
 `runtime.snapshots`.
 """
 
@@ -13,7 +13,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from grpo_run.cli.launching.command import LaunchCommand
 from grpo_run.runtime.errors import EXIT_FINISHED
 from grpo_run.runtime.event import Event
 from grpo_run.runtime.history.events import CheckpointPublished, RunEnded
@@ -21,6 +20,7 @@ from grpo_run.runtime.history.history import History
 from grpo_run.runtime.history.journal import Journal
 from grpo_run.runtime.history.run_directory import RunDirectory
 from grpo_run.runtime.history.summary import lacks_model_of_script, model_place, summarize
+from grpo_run.runtime.launching._configuration import PreparedLaunch
 from grpo_run.runtime.snapshots.area import StagingArea
 from grpo_run.runtime.snapshots.ownership import (
     EARLIER,
@@ -46,8 +46,8 @@ def _notify(text: str) -> None:
 
 @contextmanager
 def staged(
-    launch: LaunchCommand, directory: RunDirectory, history: History, fields: dict[str, Any]
-) -> Iterator[LaunchCommand]:
+    launch: PreparedLaunch, directory: RunDirectory, history: History, fields: dict[str, Any]
+) -> Iterator[PreparedLaunch]:
     """Write `run.json`, and hold the run's staging area during the block.
 
     Args:

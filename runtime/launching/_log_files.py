@@ -3,7 +3,7 @@
 Written by the supervisor with structlog: what is journaled, sorted by rank, and what code beside the run
 reports (the metrics server). A log line costs the ranks nothing. What a rank journals while there is no
 supervisor is in the journal only. Never holds prompts or completions, nor what the script prints, and leaves
-the logging of the script alone. Called by `supervise.py`. Nothing of grpo-run reads these files.
+the logging of the script alone. Called by `_supervise.py`. Nothing of grpo-run reads these files.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The file that a launch runs, and what is wrong with it before anything is started.
 
-Called by `command.py`, and by `grpo-run plan` for its script. A rank would find the same after importing
-torch, twice. Compiles the script, and executes nothing of it.
+Called by `_configuration.py`, and by `grpo-run plan` for its script. A rank would find the same after
+importing torch, twice. Compiles the script, and executes nothing of it.
 """
 
 from __future__ import annotations

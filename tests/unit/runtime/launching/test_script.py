@@ -9,8 +9,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from grpo_run.cli.launching.script_file import check_output_directory, check_source
 from grpo_run.runtime.errors import UsageError
+from grpo_run.runtime.launching.script_file import check_output_directory, check_source
 
 
 def test_what_python_refuses_for_its_depth_is_one_line(here: Path) -> None:

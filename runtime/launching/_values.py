@@ -1,39 +1,33 @@
 """Settings that are made of several options or of this machine: time limits, deadlines, the folder of
-snapshots, what is shown.
+snapshots, which ranks are shown.
 
-Called by `command.py`. Declares no option.
+Called by `_configuration.py`. Declares no option.
 """
 
 from __future__ import annotations
 
 import math
-import os
-import sys
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from grpo_run.runtime.errors import UsageError
 from grpo_run.runtime.files import SHARED_MEMORY_ROOT
 from grpo_run.runtime.launch.config import DeadlineOptions, Output, Timeouts
-from grpo_run.runtime.launch.option import given_values, options_of
+from grpo_run.runtime.launch.option import options_of
 from grpo_run.runtime.snapshots.ownership import private_folder
 from grpo_run.watchdog.stalls.deadlines import DeadlineSettings
 
 
-def timeouts(given: Mapping[str, Any], handlers: float | None) -> Timeouts:
-    """Return the time limits.
+def timeouts(limits: Timeouts, handlers: float | None) -> Timeouts:
+    """Return the time limits with that of the handlers of a script that trains by itself.
 
     Args:
-        given: values of the command line, by option.
-        handlers: torchrun's limit for the handlers of a script that trains by itself, in seconds; None if it
-            was not given. `--stop-timeout` goes before it.
+        handlers: torchrun's limit for them, in seconds; None if it was not given. `--stop-timeout` goes
+            before it.
     """
-    limits = Timeouts(**given_values(Timeouts, given))
-    if given.get("--stop-timeout") is not None:
-        return replace(limits, handler_seconds=limits.stop_seconds)
-    return limits if handlers is None else replace(limits, handler_seconds=handlers)
+    if limits.stop_is_given or handlers is None:
+        return limits
+    return replace(limits, handler_seconds=handlers)
 
 
 def snapshot_folder(text: str, nodes: int) -> Path | None:
@@ -62,13 +56,13 @@ def snapshot_folder(text: str, nodes: int) -> Path | None:
     return found
 
 
-def deadlines(values: Mapping[str, Any]) -> DeadlineSettings:
+def deadlines(options: DeadlineOptions) -> DeadlineSettings:
     """Return the bounds of the learned deadlines; an option that was not given keeps its default.
 
     Raises:
         UsageError: a value is not a positive number, or two values contradict each other.
     """
-    given = given_values(DeadlineOptions, values)
+    given = {name: value for name, value in vars(options).items() if value is not None}
     for field, declared in options_of(DeadlineOptions):
         value = given.get(field.name)
         if value is not None and not (math.isfinite(value) and value > 0):
@@ -86,13 +80,6 @@ def deadlines(values: Mapping[str, Any]) -> DeadlineSettings:
     if floor > ceiling:
         raise UsageError(f"--deadline-floor {floor:g}: must not be above --deadline-ceiling ({ceiling:g} s)")
     return DeadlineSettings(**given)
-
-
-def output() -> Output:
-    """Return how the output of ranks is shown, from what standard output and standard error lead to."""
-    if sys.stdout is None or os.isatty(1):
-        return Output.lines
-    return Output.merged if sys.stderr is None or os.path.sameopenfile(1, 2) else Output.apart
 
 
 def shown_ranks(text: str | None, output: Output, world_size: int) -> frozenset[int]:

@@ -6,8 +6,8 @@ import contextlib
 
 import pytest
 
-from grpo_run.cli.launching.command import check_descriptors
 from grpo_run.runtime.errors import UsageError
+from grpo_run.runtime.launching._configuration import check_descriptors
 
 
 @pytest.mark.parametrize(("ranks", "limit", "refused"), [(8, 256, False), (9, 256, True), (64, -1, False)])

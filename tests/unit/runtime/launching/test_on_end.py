@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import time
 from pathlib import Path
@@ -10,9 +11,9 @@ from pathlib import Path
 import pytest
 from support.journal import event
 
-from grpo_run.cli.launching.on_end import end_record, run_on_end, status_or_none
 from grpo_run.runtime.history.journal import Journal
 from grpo_run.runtime.history.run_directory import RunDirectory
+from grpo_run.runtime.launching._on_end import STOP_SECONDS, end_record, leave_at, run_on_end, status_or_none
 
 
 def test_the_command_reads_the_record_on_its_standard_input(tmp_path: Path) -> None:
@@ -105,3 +106,19 @@ def test_a_run_that_cannot_be_read_has_a_record_too(tmp_path: Path) -> None:
         run_id="night", directory=tmp_path, state="failed", exit_code=93, sentence="It failed.", status=status
     )
     assert (record["sentence"], record["step"], record["verdict"]) == ("It failed.", None, None)
+
+
+@pytest.mark.parametrize(
+    ("signals", "stopped", "until"),
+    [
+        ([], False, math.inf),
+        ([100.0], False, math.inf),
+        ([100.0, 105.0], True, 100.0 + STOP_SECONDS),
+        ([], True, -math.inf),
+    ],
+)
+def test_a_stop_leaves_time_until_the_scheduler_kills(
+    signals: list[float], stopped: bool, until: float
+) -> None:
+    """Counted from the first signal, because saving takes a part of it. Another node's stop leaves none."""
+    assert leave_at(signals, stopped=stopped) == until

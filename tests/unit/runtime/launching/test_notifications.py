@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 from support.web_hooks import SECRET, receiver
 
-from grpo_run.cli.launching import notifications
-from grpo_run.cli.launching.notifications import Notifier, Outbox, address, without_path
 from grpo_run.runtime.errors import UsageError
 from grpo_run.runtime.history.history import History
+from grpo_run.runtime.launching import notifications
+from grpo_run.runtime.launching.notifications import Notifier, Outbox, address, without_path
 
 
 def eventually(condition: Callable[[], object]) -> None:

@@ -12,11 +12,11 @@ import pytest
 import structlog
 from support.journal import event
 
-from grpo_run.cli.launching import _log_files
-from grpo_run.cli.launching._log_files import LogFiles
 from grpo_run.runtime.event import Event
 from grpo_run.runtime.history.reporter import LiveHistory
 from grpo_run.runtime.history.run_directory import RunDirectory
+from grpo_run.runtime.launching import _log_files
+from grpo_run.runtime.launching._log_files import LogFiles
 
 
 def lines(path: Path) -> list[dict[str, Any]]:

@@ -5,15 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from support.builders.launch_commands import prepare
 from support.identities import identity
 from support.journal import as_event
 
-from grpo_run.cli.launching.command import parse
-from grpo_run.cli.launching.identity import check_against_run
 from grpo_run.runtime.checkpoints.manifest import write_manifest
 from grpo_run.runtime.errors import UsageError
 from grpo_run.runtime.history.history import History
 from grpo_run.runtime.history.run_directory import RunDirectory
+from grpo_run.runtime.launching._identity import check_against_run
 from grpo_run.runtime.snapshots.slot import STAGED
 
 OWN = Path("runs/mine")
@@ -45,7 +45,7 @@ def test_a_newer_snapshot_in_memory_is_not_given_up(here: Path, step: int) -> No
     directory = RunDirectory(path=here / "mine")
     history = history_with_snapshot(directory, here / "memory", step)
     words = ["--run-id", "run-1", "--resume-from", "out/checkpoint-5", "train.py"]
-    config = parse(words).config
+    config = prepare(words).config
     if step == 5:
         check_against_run(config, directory, history)
         return
@@ -60,6 +60,6 @@ def test_a_copy_of_the_runs_checkpoint_is_used_if_the_run_has_no_other(
 ) -> None:
     """Its output directory is empty, so there is nothing to lose and nothing to say."""
     make_checkpoint(here / "backup" / "checkpoint-5", "run-1")
-    config = parse(["--run-id", "run-1", "--resume-from", "backup/checkpoint-5", "train.py"]).config
+    config = prepare(["--run-id", "run-1", "--resume-from", "backup/checkpoint-5", "train.py"]).config
     check_against_run(config, RunDirectory(path=here / "mine"), History())
     assert capsys.readouterr().out == ""

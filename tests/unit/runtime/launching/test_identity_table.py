@@ -13,12 +13,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
+from support.builders.launch_commands import prepare
 from support.identities import identity
 from support.journal import event
 
-from grpo_run.cli.launching import identity as run_identity
-from grpo_run.cli.launching.command import parse
-from grpo_run.cli.launching.identity import ChangedFiles, check_against_run, check_inputs, inputs_of
 from grpo_run.runtime.checkpoints.manifest import write_manifest
 from grpo_run.runtime.errors import UsageError
 from grpo_run.runtime.files import write_json
@@ -28,6 +26,8 @@ from grpo_run.runtime.history.reader import read_journal
 from grpo_run.runtime.history.run_directory import RunDirectory
 from grpo_run.runtime.launch.imported_files import digests
 from grpo_run.runtime.launch.inputs import commit_of
+from grpo_run.runtime.launching import _identity as run_identity
+from grpo_run.runtime.launching._identity import ChangedFiles, check_against_run, check_inputs, inputs_of
 
 PAGE = Path(__file__).parents[4] / "docs" / "guide" / "checkpoints.md"
 CONTINUES, SAID = "continues", "continues, and says so"
@@ -154,8 +154,8 @@ def recorded(row: Row) -> RunDirectory:
         path = Path(f"ours/checkpoint-{step}")
         path.mkdir(parents=True)
         (path / "trainer_state.json").write_text("{}")
-        write_manifest(path, identity("ours", step, run_id=parse(COMMAND).config.run_id))
-    launch = parse([*(row.launched_with.split() if row.launched_with != "-" else []), *COMMAND])
+        write_manifest(path, identity("ours", step, run_id=prepare(COMMAND).config.run_id))
+    launch = prepare([*(row.launched_with.split() if row.launched_with != "-" else []), *COMMAND])
     run = RunDirectory(path=launch.config.run_directory)
     run.create()
     run.write_run({**launch.config.as_json(), "inputs": inputs_of(launch.config, launch.script).as_json()})
@@ -177,7 +177,7 @@ def decided(words: Sequence[str], run: RunDirectory, capsys: pytest.CaptureFixtu
     """What a launch with these words does, by the code that decides."""
     before = run.run_json.read_bytes()
     try:
-        launch = parse([word.format(directory=run.path) for word in words])
+        launch = prepare([word.format(directory=run.path) for word in words])
         directory = RunDirectory(path=launch.config.run_directory)
         history = History.of(read_journal(directory.journal))
         inputs = inputs_of(launch.config, launch.script)
@@ -231,7 +231,7 @@ def test_the_table_in_the_documentation_is_this_one() -> None:
 @pytest.mark.usefixtures("at_home")
 def test_a_file_that_is_edited_during_a_run_is_named_before_the_next_attempt() -> None:
     """Once; the restart is not refused."""
-    launch = parse(COMMAND)
+    launch = prepare(COMMAND)
     run = RunDirectory(path=launch.config.run_directory)
     run.create()
     changed = ChangedFiles(run, inputs_of(launch.config, launch.script))

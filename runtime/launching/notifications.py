@@ -4,7 +4,7 @@
 form that Slack, Mattermost and others accept. `--heartbeat-url` is requested while steps are committed, so
 that its silence tells of a run, a node or a supervisor that is gone. Nothing waits for either while the run
 lasts, and neither changes how it ends. The addresses are secrets: a warning names scheme and host only.
-Made by `supervise.py`, and by `cli/launch.py` after a failure of grpo-run itself. Does not choose what is
+Made by `_supervise.py`, and by `launch.py` after a failure of grpo-run itself. Does not choose what is
 told (`dashboards/terminal/terminal.py`).
 """
 
