@@ -32,7 +32,6 @@ from grpo_run.runtime.errors import UsageError
 from grpo_run.runtime.features import feature_settings
 from grpo_run.runtime.launch.accelerate import Parallelism, load_parallelism
 from grpo_run.runtime.launch.config import Budget, RunConfig
-from grpo_run.runtime.launch.generation_caps import GenerationOptions
 from grpo_run.runtime.launch.option import given_values
 from grpo_run.runtime.processes.starting import parse_signals
 from grpo_run.runtime.upstream.versions import untested_versions
@@ -101,7 +100,6 @@ def parse(arguments: Sequence[str], *, starts_over: int = 0) -> LaunchCommand:
     if options.accelerate_config and Path(options.accelerate_config).is_file():
         check_yaml(Path(options.accelerate_config))
     core = given_values(RunConfig, given)
-    generation = given_values(GenerationOptions, given).get("caps", {})
     features = {one.NAME: one(**given_values(one, given)) for one in feature_settings()}
     parse_signals(options.signals_to_handle)
     nodes = node_range(options)
@@ -140,7 +138,6 @@ def parse(arguments: Sequence[str], *, starts_over: int = 0) -> LaunchCommand:
         else Budget(failures_without_progress=options.max_restarts),
         timeouts=values.timeouts(given, handler_seconds(options)),
         deadlines=values.deadlines(given),
-        generation=generation,
         starts_over=starts_over or location.starts_over,
         features={name: to_json(one) for name, one in features.items()},
         expected_distributed_type=ranks.expected_distributed_type,

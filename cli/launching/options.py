@@ -25,7 +25,6 @@ from grpo_run.runtime.errors import UsageError
 from grpo_run.runtime.features import feature_settings
 from grpo_run.runtime.files import SHARED_MEMORY_ROOT
 from grpo_run.runtime.launch.config import DeadlineOptions, RunConfig, Timeouts
-from grpo_run.runtime.launch.generation_caps import GenerationOptions
 from grpo_run.runtime.launch.option import Option, OptionGroup, default_of, option, options_of
 
 USAGE = """\
@@ -136,7 +135,7 @@ class LaunchOptions:
 
 def declared() -> Iterator[tuple[Option, Any]]:
     """Yield every option of ours with its default: of the launch, of the core, and of the features."""
-    core = (LaunchOptions, RunConfig, GenerationOptions, DeadlineOptions, Timeouts)
+    core = (LaunchOptions, RunConfig, DeadlineOptions, Timeouts)
     for settings in (*core, *feature_settings()):
         for field, found in options_of(settings):
             yield found, default_of(field)

@@ -230,8 +230,6 @@ class RunConfig:
         " step on all ranks; 0 for never",
     )  # fmt: skip
     """Optimizer steps after which it is considered whether freeing memory pays; 0 for never."""
-    generation: dict[str, int | float] = field(default_factory=dict)
-    """Fields of the script's GRPO or RLOO configuration that the run overrides."""
     features: dict[str, dict[str, Any]] = field(default_factory=dict)
     """Settings of features that the user has given, as JSON values, by the feature's name; see `of`."""
     expected_distributed_type: str | None = None

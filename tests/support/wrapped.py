@@ -5,8 +5,8 @@ from __future__ import annotations
 from contextlib import AbstractContextManager
 from typing import Any
 
+from grpo_run.runtime.features.memory_plan.rank import in_sub_batches
 from grpo_run.runtime.rank.points import RankFeature, RolloutPoints
-from grpo_run.runtime.rank.rollouts.generate_calls import in_sub_batches
 from grpo_run.runtime.rank.trainer_facts import TrainerFacts
 from grpo_run.runtime.upstream.patches import wrapped_methods
 

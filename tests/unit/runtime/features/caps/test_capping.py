@@ -20,8 +20,8 @@ from trl import GRPOConfig, GRPOTrainer, RLOOConfig, RLOOTrainer
 
 from grpo_run.runtime.errors import ConfigError
 from grpo_run.runtime.features.caps._capping import Capping
+from grpo_run.runtime.features.caps._configuration import CapSettings
 from grpo_run.runtime.features.caps._rollout import CappedRollout, DeadlineDecision
-from grpo_run.runtime.features.caps.settings import CapSettings
 from grpo_run.runtime.rank.rollouts import generate_calls
 from grpo_run.trainers.caps import apply
 
