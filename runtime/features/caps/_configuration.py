@@ -119,8 +119,10 @@ def check(trainer: Any, caps: Mapping[str, int | float]) -> None:
     for key, value in caps.items():
         if key in OWN:
             continue
-        values = vars(args) | original_settings(args) if key in FIELDS else args.generation_kwargs or {}
-        found = values.get(key)
+        if key in FIELDS:
+            found = original_settings(args).get(key, getattr(args, key))  # a plan may have changed it since
+        else:
+            found = (args.generation_kwargs or {}).get(key)
         if found != value:
             raise ConfigError(
                 f"--generation {key}={value} did not take effect: {type(trainer).__name__} has {found}"
