@@ -1,4 +1,4 @@
-"""What users' scripts import: loops, caps, consensus, reward marks, and packaged recipes.
+"""What users' scripts import: loops, limits of generation, consensus, reward marks, and packaged recipes.
 
 `loop.py` is for hand-written training loops, `caps.py` for limits on generation, `consensus.py` for
 decisions of all ranks, `rewards.py` for reward functions, and `recipes/` has the scripts of

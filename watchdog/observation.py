@@ -67,9 +67,15 @@ class EndReason(str, Enum):
     length = "length"
     """At `max_completion_length`."""
     repetition = "repetition"
-    """It was in a loop."""
+    """It was in a loop, of `LEAST_LOOP_TOKENS` or more."""
     deadline = "deadline"
     """The rollout's time was over."""
+
+
+LEAST_LOOP_TOKENS = 8
+"""Tokens that repeat themselves. Fewer would make loops of lists of equal numbers and of rows of dashes."""
+USUAL_LOOP_TOKENS = 128
+"""At 64, tables and markup of real text were taken for loops in 0.7 % of samples; at 128 in 0.07 %."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

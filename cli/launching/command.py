@@ -13,7 +13,6 @@ from grpo_run.cli.launching.display import CommandDisplay, DisplayOptions, outpu
 from grpo_run.cli.launching.options import OptionWords, build_parser, values_of
 from grpo_run.runtime.features import feature_settings
 from grpo_run.runtime.launch.config import DeadlineOptions, RunOptions, Timeouts
-from grpo_run.runtime.launch.generation_caps import GenerationOptions
 from grpo_run.runtime.launch.option import given_values
 from grpo_run.runtime.launching.request import LaunchOptions, RunRequest
 from grpo_run.runtime.launching.torchrun import TorchrunOptions
@@ -44,7 +43,6 @@ def parse(arguments: Sequence[str], *, starts_over: int = 0) -> tuple[RunRequest
         options=RunOptions(**given_values(RunOptions, given)),
         timeouts=timeouts,
         deadlines=DeadlineOptions(**given_values(DeadlineOptions, given)),
-        generation=given_values(GenerationOptions, given).get("caps", {}),
         features=tuple(one(**given_values(one, given)) for one in feature_settings()),
         output=output_form(),
         typed=tuple(arguments),

@@ -22,7 +22,6 @@ from grpo_run.cli.launching.display import DisplayOptions
 from grpo_run.runtime.errors import UsageError
 from grpo_run.runtime.features import feature_settings
 from grpo_run.runtime.launch.config import DeadlineOptions, RunOptions, Timeouts
-from grpo_run.runtime.launch.generation_caps import GenerationOptions
 from grpo_run.runtime.launch.option import Option, OptionGroup, default_of, options_of
 from grpo_run.runtime.launching.request import LaunchOptions
 from grpo_run.runtime.launching.torchrun import Declared, declared_options
@@ -81,7 +80,7 @@ TORCHRUNS_MOST_USED = ("--nproc-per-node", "--module", "--max-restarts")
 
 def declared() -> Iterator[tuple[Option, Any]]:
     """Yield every option of ours with its default: of the launch, of the core, and of the features."""
-    core = (LaunchOptions, DisplayOptions, RunOptions, GenerationOptions, DeadlineOptions, Timeouts)
+    core = (LaunchOptions, DisplayOptions, RunOptions, DeadlineOptions, Timeouts)
     for settings in (*core, *feature_settings()):
         for field, found in options_of(settings):
             yield found, default_of(field)

@@ -20,7 +20,7 @@ import pydantic
 
 from grpo_run.runtime.errors import ConfigError
 from grpo_run.runtime.upstream.unloaded import QUANTIZED
-from grpo_run.trainers.recipes.recipe import PACKAGED, find_recipe, load_recipe
+from grpo_run.trainers.recipes.recipe import PACKAGED, SECTIONS, find_recipe, load_recipe
 from grpo_run.trainers.recipes.settings import read_settings, validation_error
 
 _MODEL_SETTINGS = (("torch_dtype", "dtype"), ("dtype", "dtype"), ("attn_implementation", "attention"))
@@ -117,7 +117,7 @@ def notes_of(found: JobSource) -> Iterator[str]:
 
 
 MODEL = "model_name_or_path"
-RECIPE_KEYS = frozenset({"task", "grpo", "sft", "caps"})
+RECIPE_KEYS = frozenset({"task", *SECTIONS})
 """Keys of recipes that no configuration of TRL has; a file without them is one."""
 SFT_KEYS = frozenset(
     {

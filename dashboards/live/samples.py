@@ -1,7 +1,7 @@
 """Read the completions that ranks keep under `--log-completions`, for the live page.
 
-`runtime/features/kept_completions/` writes them. The files grow while they are read; damaged lines
-are left out. Every text is cleaned and cut. Changes nothing.
+The files grow while they are read; damaged lines are left out. Every text is cleaned and cut. Changes
+nothing.
 """
 
 from __future__ import annotations

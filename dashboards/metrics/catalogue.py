@@ -331,7 +331,7 @@ RUN_METRICS: tuple[Metric[RunObservation], ...] = (
     Metric(
         name="grpo_rank_completions_ended_total", kind="counter", unit="count", labels=(RANK, END_REASON),
         read=completions_ended,
-        help="Completions of the rank by why they ended, with and without caps.",
+        help="Completions of the rank by why they ended, whether or not generation is limited.",
     ),
     *(rank_metric(row) for row in TABLE),
     *COLLECTIVE_METRICS,

@@ -14,7 +14,8 @@ A folder has only the modules for which the feature has something, each named fo
 
 The core asks for the parts by these names and never imports a feature, and features do not import each other:
 what two of them need belongs to the core. A feature is removed by deleting its folder and its word in
-`FEATURES`. The composition of a run and of a rank (`runtime/launching/`) passes the parts on. Imports no part by itself, because some may be imported in one process only.
+`FEATURES`. The composition of a run and of a rank (`runtime/launching/`) passes the parts on. Imports no
+part by itself, because some may be imported in one process only.
 """
 
 from __future__ import annotations

@@ -248,8 +248,6 @@ class RunConfig(RunOptions):
     """Bounds of the hang detector's deadlines."""
     snapshot_directory: PathText | None = None
     """Staging directory on a file system in memory; None to write checkpoints directly to disk."""
-    generation: dict[str, int | float] = field(default_factory=dict)
-    """Fields of the script's GRPO or RLOO configuration that the run overrides."""
     features: dict[str, dict[str, Any]] = field(default_factory=dict)
     """Settings of features that the user has given, as JSON values, by the feature's name; see `of`."""
     expected_distributed_type: str | None = None

@@ -124,7 +124,6 @@ def configure(request: RunRequest) -> PreparedLaunch:
         else Budget(failures_without_progress=elastic.max_restarts),
         timeouts=values.timeouts(request.timeouts, handler_seconds(elastic)),
         deadlines=values.deadlines(request.deadlines),
-        generation=request.generation,
         starts_over=request.starts_over or location.starts_over,
         features={one.NAME: to_json(one) for one in request.features},
         expected_distributed_type=ranks.expected_distributed_type,

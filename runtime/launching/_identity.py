@@ -30,7 +30,6 @@ from grpo_run.runtime.features import feature_settings
 from grpo_run.runtime.history.history import History
 from grpo_run.runtime.history.run_directory import DEFAULT_ROOT, RunDirectory, default_run_id
 from grpo_run.runtime.launch.config import RunConfig
-from grpo_run.runtime.launch.generation_caps import GenerationOptions
 from grpo_run.runtime.launch.imported_files import digests, read_record
 from grpo_run.runtime.launch.inputs import (
     Inputs,
@@ -176,9 +175,7 @@ PARALLELISM = ("ACCELERATE_", "FSDP_")
 
 def inputs_of(config: RunConfig, script: Path) -> Inputs:
     """Read what the result of a run depends on besides its command, with the file that will run."""
-    settings = changed_training(
-        GenerationOptions(caps=config.generation), *map(config.of, feature_settings()), config
-    )
+    settings = changed_training(*map(config.of, feature_settings()), config)
     parallelism = {name: value for name, value in config.environment.items() if name.startswith(PARALLELISM)}
     return collect([script, *files_named(config.arguments)], os.environ, {**settings, **parallelism})
 

@@ -157,7 +157,7 @@ def rank_environment(supervisor: Supervisor, rank: int, world_size: int) -> dict
     """Return the environment variables that the bootstrap of one rank reads."""
     config, files = supervisor.config, supervisor.attempt.files
     settings = RankSettings(
-        config=supervisor.rank_config(),
+        config=supervisor.config,
         attempt=supervisor.attempt.number,
         run_started_at=supervisor.run_started_at,
         log=str(files.log(rank)),

@@ -98,7 +98,6 @@ class RunRequest:
     timeouts: Timeouts = field(default_factory=Timeouts)
     deadlines: DeadlineOptions = field(default_factory=DeadlineOptions)
     features: tuple[NamedSettings, ...] = ()
-    generation: dict[str, int | float] = field(default_factory=dict)
     output: Output = Output.lines
     typed: tuple[str, ...] | None = field(default=None, repr=False)
     starts_over: int = 0

@@ -2,9 +2,9 @@
 
 A scheduler sends a signal that `--signals-to-handle` names to every process of a job. The supervisor alone
 turns it into a stop (`runtime/launching/`); ranks and helpers ignore it, and so does what they start, until
-the script sets a handler. The option reaches every process in the environment variable that torch elastic uses.
-The forkserver and every rank call `die_with_parent`, so that a supervisor killed by SIGKILL leaves no orphans
-(prctl(2)); that does not cover processes that a rank starts itself. Called by what starts processes.
+the script sets a handler. The option reaches every process in the environment variable that torch elastic
+uses. The forkserver and every rank call `die_with_parent`, so that a supervisor killed by SIGKILL leaves no
+orphans (prctl(2)); that does not cover processes that a rank starts itself. Called by what starts processes.
 """
 
 from __future__ import annotations

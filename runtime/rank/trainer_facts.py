@@ -14,7 +14,7 @@ from typing import Any
 from grpo_run.runtime.checkpoints.compatibility import BatchGeometry, NamedShape, digest_model_shape
 from grpo_run.runtime.memory.facts import Generator
 from grpo_run.runtime.upstream import trainer_names
-from grpo_run.runtime.upstream.features import SAMPLE_MASKING, TOOLS, is_available
+from grpo_run.runtime.upstream.features import LEAVING_ROWS, TOOLS, is_available
 from grpo_run.runtime.upstream.trainer_kinds import TrainerKind, generates_rollouts, trainer_kind
 
 REPLICATED = "ddp"
@@ -30,7 +30,7 @@ class TrainerFacts:
     Attributes:
         kind: whose loss it is.
         has_rollouts: it is GRPO's or RLOO's, or a subclass.
-        masking_available: the release has what the masking of samples needs.
+        rows_can_leave: the release can leave rows of a rollout out of baseline and loss.
         tools_available: the release has what the naming of tools needs.
         world_size: number of ranks.
         layout: how state is spread over ranks: `ddp` (also for a single rank), `deepspeed-zero2`,
@@ -49,7 +49,7 @@ class TrainerFacts:
 
     kind: TrainerKind
     has_rollouts: bool
-    masking_available: bool
+    rows_can_leave: bool
     tools_available: bool
     world_size: int
     layout: str
@@ -72,7 +72,7 @@ class TrainerFacts:
         return cls(
             kind=trainer_kind(type(trainer))[0],
             has_rollouts=generates_rollouts(trainer),
-            masking_available=is_available(SAMPLE_MASKING, trainer),
+            rows_can_leave=is_available(LEAVING_ROWS, trainer),
             tools_available=is_available(TOOLS, trainer),
             world_size=world_size,
             layout=_layout(trainer),

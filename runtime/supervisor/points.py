@@ -1,7 +1,7 @@
 """The points at which features take part in the supervisor.
 
-In this order: when an attempt is prepared, `begin_attempt`, then `rank_config`, `rank_environment` and
-`rank_settings` for each rank; while ranks run, `poll`, and `committed` after steps; after a fault, once its
+In this order: when an attempt is prepared, `begin_attempt`, then `rank_environment` and `rank_settings`
+for each rank; while ranks run, `poll`, and `committed` after steps; after a fault, once its
 verdict is known, `answer`; when the run ends, `end_remark` and `end`. Features are asked in the order of
 `runtime.features.FEATURES`, and the first answer counts. `supervisor.py`, `faults.py` and `outcome.py` call
 them. Plain data, and methods that do nothing.
@@ -83,10 +83,6 @@ class SupervisorFeature:
 
     def begin_attempt(self) -> None:
         """Prepare an attempt."""
-
-    def rank_config(self, config: RunConfig) -> RunConfig:
-        """Return the configuration that ranks get."""
-        return config
 
     def rank_environment(self, environment: Mapping[str, str]) -> dict[str, str]:
         """Return further variables of the ranks.

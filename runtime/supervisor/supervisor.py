@@ -225,13 +225,6 @@ class Supervisor:
             self._live.read_ranks()
         self.backups.make()
 
-    def rank_config(self) -> RunConfig:
-        """Return the configuration that ranks of this attempt get."""
-        config = self.config
-        for feature in self.features:
-            config = feature.rank_config(config)
-        return config
-
     def rank_settings(self, rank: int) -> dict[str, dict[str, Any]]:
         """Return what features have for a rank of this attempt, by their names."""
         found = {one.name: one.rank_settings(rank, self.attempt.files) for one in self.features}

@@ -1,6 +1,6 @@
 """Asynchronous functions of a script: detect them, and limit the time of one call.
 
-Called by `hooks`, `masking` and `rewards`, which wrap reward functions and tools. Imports no training
+Called where reward functions and tools are wrapped. Imports no training
 library.
 """
 

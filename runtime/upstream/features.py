@@ -1,7 +1,7 @@
 """Which features need which private names of transformers and TRL, and which of them a release lacks.
 
-One table. `runtime/rank/hooks/attach.py` asks it once per `train()` call, when the trainer is known, and
-warns of each feature that is off; the code of a feature asks `is_available` and leaves the trainer as it is
+`runtime/rank/hooks/attach.py` asks once per `train()` call, when the trainer is known, and warns of each
+feature that is off; the code of a feature asks `is_available` and leaves the trainer as it is
 where the answer is no. What is in no table is in every supported release, or is looked up with a default.
 Recovery, watching and checkpoints need `trainer_names.TRAINER_METHODS` only. The contract tests compare the
 table with the symbols of all supported releases. Imports none of the libraries.
@@ -42,7 +42,7 @@ def _rollouts(*names: str) -> dict[str, tuple[str, ...]]:
     return {TRAINERS[kind].name: names for kind in ROLLOUTS}
 
 
-_FROM_TOKENS = "trl>=0.29"
+FROM_TOKENS = "trl>=0.29"
 """A turn begins with tokens and returns the completions first, and each row has its own tools."""
 EXACT_LOG: Final = Feature(
     text="the exact continuation of loss and speed in log lines after a resume",
@@ -53,8 +53,8 @@ EXACT_ROLLOUT: Final = Feature(
     text="the exact continuation inside a rollout after a resume",
     needs=_rollouts(trainer_names.MICRO_STEP, trainer_names.BUFFERED_INPUTS, "num_iterations"),
 )
-SAMPLE_MASKING: Final = Feature(
-    text="masking of samples without a valid reward, and replacing of prompts that fail",
+LEAVING_ROWS: Final = Feature(
+    text="leaving rows of a rollout out of baseline and loss",
     needs=_rollouts(
         trainer_names.GENERATE_AND_SCORE,
         trainer_names.CALCULATE_REWARDS,
@@ -62,20 +62,9 @@ SAMPLE_MASKING: Final = Feature(
         "trl>=1.6",  # rows of rewards that are all NaN leave the baseline; before, they count as 0
     ),
 )
-CAPS: Final = Feature(
-    text="capping of generation by repetition and time, and the reasons why completions end",
-    needs={
-        TRAINERS["grpo"].name: (
-            trainer_names.GENERATE,
-            _FROM_TOKENS,
-            f"{TRAINERS['grpo'].module}:{trainer_names.PARSE_RESPONSE}",
-        ),
-        TRAINERS["rloo"].name: (trainer_names.GENERATE, _FROM_TOKENS),
-    },
-)
 TOOLS: Final = Feature(
     text="naming of tools that hang, and their time limit",
-    needs={TRAINERS["grpo"].name: (trainer_names.TOOL_CALLS, _FROM_TOKENS)},
+    needs={TRAINERS["grpo"].name: (trainer_names.TOOL_CALLS, FROM_TOKENS)},
     set_later=(trainer_names.SYNC_TOOLS, trainer_names.ASYNC_TOOLS),
 )
 DIVISION: Final = Feature(
@@ -93,9 +82,9 @@ PLAN: Final = Feature(
         )
     },
 )
-FEATURES: Final = (
-    EXACT_LOG, EXACT_ROLLOUT, SAMPLE_MASKING, CAPS, TOOLS, DIVISION, PLAN,
-)  # fmt: skip
+FEATURES: Final = (EXACT_LOG, EXACT_ROLLOUT, TOOLS, DIVISION, PLAN)
+"""What the core says is off. What rows leave for, and further ones, the features of a run say (`needs` of
+`runtime/rank/points.py`)."""
 
 
 def is_available(feature: Feature, trainer: Any = None) -> bool:
@@ -107,7 +96,7 @@ def lacking(feature: Feature, trainer: Any = None) -> Iterator[str]:
     """Yield what the installed release lacks of a feature; nothing for a trainer that the feature is not for.
 
     Args:
-        feature: of `FEATURES`.
+        feature: of the table, or of a feature of the run.
         trainer: of transformers or TRL; None for a feature that needs none.
     """
     kinds = {base.__name__ for base in type(trainer).__mro__} | {""}

@@ -1,6 +1,6 @@
 """The trainers of transformers and TRL that are known, and where their classes are: the only list of them.
 
-Used by the hooks, the memory plan and rollouts in a rank, by `runtime/planning/`, and by `features.py`.
+Used by the hooks, features and rollouts in a rank, by `runtime/planning/`, and by `features.py`.
 Classes are recognized by module and name, so nothing is imported. Contains names, and what follows from them.
 """
 

@@ -1,7 +1,7 @@
 """Private methods and attributes of transformers' and TRL's trainers.
 
-Includes the names that caps on generation use. Used by the hooks, the exact state, saving, resuming and
-rollouts in `runtime/rank/`. The contract tests report what a new release has changed. Contains names only.
+Used by the hooks, the exact state, saving, resuming and rollouts in `runtime/rank/`, and by features. The
+contract tests report what a new release has changed. Contains names only.
 """
 
 from __future__ import annotations

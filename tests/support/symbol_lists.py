@@ -18,9 +18,15 @@ import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from grpo_run.runtime.upstream import input_gradients, memory_names, rollout_names, trainer_names
-from grpo_run.runtime.upstream.features import FEATURES, Feature
+from grpo_run.runtime.features import modules
+from grpo_run.runtime.upstream import features, input_gradients, memory_names, rollout_names, trainer_names
+from grpo_run.runtime.upstream.features import Feature
 
+FEATURES = (
+    *features.FEATURES,
+    *(one for module in modules("rank") for one in vars(module).values() if isinstance(one, Feature)),
+)
+"""What may be off: rows of the table, and what the features of a run say in their parts in a rank."""
 FILE = Path(__file__).parents[1] / "unit" / "runtime" / "upstream" / "symbols.json"
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "versions.md"
 BEGIN, END = "<!-- generated: features -->", "<!-- end: features -->"

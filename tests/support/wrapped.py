@@ -6,7 +6,6 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from grpo_run.runtime.rank.points import RankFeature, RolloutPoints
-from grpo_run.runtime.rank.rollouts.generate_calls import in_sub_batches
 from grpo_run.runtime.rank.trainer_facts import TrainerFacts
 from grpo_run.runtime.upstream.patches import wrapped_methods
 
@@ -26,8 +25,3 @@ def with_feature(
         "_calculate_rewards": points.rewards,
     }
     return wrapped_methods(trainer, handlers)
-
-
-def divided(trainer: Any, count: int, **settings: Any) -> AbstractContextManager[None]:
-    """Generate in parts for the length of the block."""
-    return wrapped_methods(trainer, {"_generate_single_turn": [in_sub_batches(trainer, count, **settings)]})

@@ -55,7 +55,7 @@ DECIDERS = {
     "runtime.features.quarantine": {"events", "settings", "shown"},
     "runtime.features.reward_workers": {"deadlines", "events", "settings"},
     "runtime.features.trackers": {"events"},
-    "runtime.launch": {"config", "generation_caps", "option"},
+    "runtime.launch": {"config", "option"},
     "runtime.memory": {"facts"},
     "runtime.rank.memory": {"cleanup_policy"},
     "runtime.rank.saving": {"cadence"},

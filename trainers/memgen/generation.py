@@ -21,7 +21,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from grpo_run.trainers import caps, consensus
+from grpo_run.runtime.rank.rollouts.limits import Deadline, Repetition
+from grpo_run.trainers import consensus
 from grpo_run.trainers.memgen.model import NO_DECISION, SKIP, WEAVE, MemGen, mask_left, pad_left, positions_of
 
 Mode = Literal["none", "always", "sample", "argmax"]
@@ -108,9 +109,9 @@ class _Batch:
         embeddings = memgen.embed(self._ids)
         self._rows = [_Row(read=[embeddings[row, length - len(prompts[row]) :]]) for row in range(count)]
         self._ended = torch.zeros(count, dtype=torch.bool, device=device)
-        self._deadline = caps.Deadline(settings.max_seconds) if settings.max_seconds else None
+        self._deadline = Deadline(settings.max_seconds) if settings.max_seconds else None
         self._repetition = (
-            caps.Repetition(prompt_length=length, window=settings.repetition_window)
+            Repetition(prompt_length=length, window=settings.repetition_window)
             if settings.repetition_window
             else None
         )

@@ -16,10 +16,10 @@ from pydantic import BaseModel, ConfigDict, Field, PositiveInt, ValidationError
 
 from grpo_run.runtime.errors import ConfigError
 from grpo_run.runtime.features import feature_settings
-from grpo_run.runtime.launch.generation_caps import MIN_WINDOW
 from grpo_run.runtime.launch.option import given_values
 from grpo_run.trainers.recipes.problems import read_problems
 from grpo_run.trainers.recipes.settings import apply_overrides, origin_of, read_settings, validation_error
+from grpo_run.watchdog.observation import LEAST_LOOP_TOKENS
 
 PACKAGED = Path(__file__).parent
 PATH_PREFIXES = ("/", "./", "../", "~")
@@ -103,7 +103,7 @@ class GrpoSection(TrainerSection):
 class CapsSection(Section):
     """Caps on generation, as for `caps.apply`."""
 
-    repetition: Annotated[int, Field(ge=MIN_WINDOW)] | None = None
+    repetition: Annotated[int, Field(ge=LEAST_LOOP_TOKENS)] | None = None
     max_time: PositiveNumber | None = None
 
 
@@ -140,6 +140,16 @@ class Recipe(Section):
     grpo: GrpoSection
 
 
+SECTIONS: dict[str, type[Section]] = {
+    "caps": CapsSection,
+    "sft": SftSection,
+    "weaver": SftSection,
+    "memgen": MemgenSection,
+    "grpo": GrpoSection,
+}
+"""By key of a recipe."""
+
+
 def packaged_recipes() -> list[str]:
     """Return the names of the packaged recipes."""
     return sorted(file.stem for file in PACKAGED.glob("*.yaml"))
@@ -147,14 +157,7 @@ def packaged_recipes() -> list[str]:
 
 def setting_keys() -> list[str]:
     """Return every key that a recipe may contain, with nested keys dotted."""
-    sections: dict[str, type[Section]] = {
-        "caps": CapsSection,
-        "sft": SftSection,
-        "weaver": SftSection,
-        "memgen": MemgenSection,
-        "grpo": GrpoSection,
-    }
-    nested = [f"{name}.{key}" for name, section in sections.items() for key in section.model_fields]
+    nested = [f"{name}.{key}" for name, section in SECTIONS.items() for key in section.model_fields]
     return [*Recipe.model_fields, *nested]
 
 

@@ -7,6 +7,7 @@ as the interpreter reports it; does not follow links and opens nothing.
 
 from __future__ import annotations
 
+import re
 import sysconfig
 from pathlib import Path
 
@@ -15,8 +16,8 @@ OUR_FOLDERS = tuple(
     f"{OUR_ROOT}/{folder}/" for folder in ("runtime", "trainers", "watchdog", "dashboards", "cli")
 )
 BOOTSTRAP = f"{OUR_ROOT}/runtime/rank/bootstrap.py"
-INJECTION = f"{OUR_ROOT}/runtime/features/injections/_faults.py"
-"""Injected faults stand for the user's own code."""
+STAND_IN = re.compile(rf"{re.escape(OUR_ROOT)}/runtime/features/\w+/_faults\.py")
+"""Files of ours whose code stands for the user's own: faults that were asked for."""
 STANDARD_LIBRARY = tuple({f"{sysconfig.get_paths()[key]}/" for key in ("stdlib", "platstdlib")})
 LIBRARIES = ("/site-packages/", "/dist-packages/")
 COMPILED = (".pyx", ".pxi", ".pxd")
@@ -29,7 +30,7 @@ FRAMEWORKS = ("torch", "accelerate", "deepspeed", "wrapt", "typing_extensions", 
 
 def is_user_file(file: str) -> bool:
     """Whether a file is outside installed packages, the standard library and this project."""
-    if file == INJECTION:
+    if STAND_IN.fullmatch(file):
         return True
     return (
         not file.startswith("<")
@@ -41,7 +42,7 @@ def is_user_file(file: str) -> bool:
 
 def is_outside_frameworks(file: str) -> bool:
     """Whether a file belongs to the user, or to a library outside `FRAMEWORKS` such as TRL."""
-    if file == INJECTION:
+    if STAND_IN.fullmatch(file):
         return True
     if file.startswith(("<", *OUR_FOLDERS)) or file.endswith(COMPILED):
         return False

@@ -12,10 +12,24 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 from grpo_run.runtime.errors import ConfigError
+from grpo_run.runtime.features.caps._configuration import CapSettings
 from grpo_run.runtime.features.caps._rollout import Cut
-from grpo_run.runtime.features.caps.settings import CapSettings
+from grpo_run.runtime.upstream import trainer_names
+from grpo_run.runtime.upstream.features import FROM_TOKENS, Feature
+from grpo_run.runtime.upstream.trainer_kinds import TRAINERS
 from grpo_run.watchdog.observation import EndReason
 
+CAPS = Feature(
+    text="capping of generation by repetition and time, and the reasons why completions end",
+    needs={
+        TRAINERS["grpo"].name: (
+            trainer_names.GENERATE,
+            FROM_TOKENS,
+            f"{TRAINERS['grpo'].module}:{trainer_names.PARSE_RESPONSE}",
+        ),
+        TRAINERS["rloo"].name: (trainer_names.GENERATE, FROM_TOKENS),
+    },
+)
 VLLM_LARGEST_PATTERN = 64
 VLLM_SMALLEST_PATTERN = VLLM_LARGEST_PATTERN // 2 + 1
 """A loop of a shorter period also has a period between these two, so vLLM, which counts the same number of

@@ -16,14 +16,14 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from grpo_run.runtime.errors import ConfigError
-from grpo_run.runtime.features.caps._backends import check, vllm_cut, vllm_keywords
+from grpo_run.runtime.features.caps._backends import CAPS, check, vllm_cut, vllm_keywords
+from grpo_run.runtime.features.caps._configuration import CapSettings
 from grpo_run.runtime.features.caps._criteria import Turn, turn
 from grpo_run.runtime.features.caps._rollout import CappedRollout, Cut, DeadlineDecision
-from grpo_run.runtime.features.caps.settings import CapSettings
 from grpo_run.runtime.rank.rollouts import generate_calls
 from grpo_run.runtime.rank.rollouts.limits import Deadline
 from grpo_run.runtime.upstream import rollout_names, trainer_names
-from grpo_run.runtime.upstream.features import CAPS, is_available
+from grpo_run.runtime.upstream.features import is_available
 from grpo_run.runtime.upstream.patches import override_attributes, wrapped_methods
 from grpo_run.runtime.upstream.trainer_kinds import TRAINERS
 from grpo_run.watchdog.observation import EndReason

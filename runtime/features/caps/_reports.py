@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from grpo_run.runtime.event import Event
+from grpo_run.runtime.features.caps._configuration import CapSettings
 from grpo_run.runtime.features.caps._rollout import CAPPED, CappedRollout, DeadlineDecision
-from grpo_run.runtime.features.caps.settings import CapSettings
 from grpo_run.runtime.history.journal import read_newest
 from grpo_run.runtime.history.run_directory import RunDirectory
 from grpo_run.runtime.rank.session import Session

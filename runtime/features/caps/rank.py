@@ -8,23 +8,24 @@ from typing import Any
 import wrapt
 
 from grpo_run.runtime.event import Event
-from grpo_run.runtime.features.caps.settings import CapsSettings, check, install, settings_of
-from grpo_run.runtime.launch.generation_caps import OWN
+from grpo_run.runtime.features.caps._backends import CAPS
+from grpo_run.runtime.features.caps._configuration import check, install, settings_of
+from grpo_run.runtime.features.caps.settings import OWN, CapsSettings
 from grpo_run.runtime.rank.points import RankFeature, RolloutPoints
 from grpo_run.runtime.rank.session import Session
-from grpo_run.runtime.upstream.features import CAPS, Feature
+from grpo_run.runtime.upstream.features import Feature
 from grpo_run.runtime.upstream.trainer_kinds import ROLLOUTS, TRAINERS
 
 
 class CapsPart(RankFeature):
     """The caps of the command line, and those that a script has applied to a trainer."""
 
-    name = "caps"
+    name = CapsSettings.NAME
     preloaded = (f"{__package__}._capping", f"{__package__}._reports")
 
     def script_begins(self, session: Session) -> None:
         """Cap the configurations that the script will build, before TRL validates them."""
-        caps = session.config.generation
+        caps = session.config.of(CapsSettings).generation
         if OWN.keys() & caps:
             # before a script can keep the method in a function of its own
             wrapt.register_post_import_hook(_wrap_generate, "transformers.generation.utils")
@@ -42,15 +43,16 @@ class CapsPart(RankFeature):
 
     def needs(self, session: Session) -> tuple[Feature, ...]:
         """Return what our own caps need."""
-        return (CAPS,) if session.config.generation else ()
+        return (CAPS,) if session.config.of(CapsSettings).generation else ()
 
     def check_trainer(self, session: Session, trainer: Any) -> None:
         """Check that the caps took effect."""
-        check(trainer, session.config.generation)
+        check(trainer, session.config.of(CapsSettings).generation)
 
     def rollouts(self, trainer: Any, session: Session, train_call: int, points: RolloutPoints) -> None:
         """Cap the trainer's rollouts, if there is a cap."""
-        settings = settings_of(trainer, session.config.generation)
+        options = session.config.of(CapsSettings)
+        settings = settings_of(trainer, options.generation)
         if not settings:
             return
         from grpo_run.runtime.features.caps._capping import Capping
@@ -62,9 +64,7 @@ class CapsPart(RankFeature):
             points.generation.append(capping.cap_rollout)
             points.turns.append(capping.cap_turn)
             points.ends = capping.end_reasons
-            points.leaving.append(
-                functools.partial(capping.rows_left_out, session.config.of(CapsSettings).masked_ends)
-            )
+            points.leaving.append(functools.partial(capping.rows_left_out, options.masked_ends))
             points.hooks.enter_context(capping.prepared())
 
 

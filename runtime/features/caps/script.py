@@ -6,7 +6,7 @@ from contextlib import ExitStack
 from typing import Any
 
 from grpo_run.runtime.errors import ConfigError
-from grpo_run.runtime.features.caps.settings import APPLIED, CapSettings
+from grpo_run.runtime.features.caps._configuration import APPLIED, CapSettings
 from grpo_run.runtime.rank.session import current
 
 _HOOKS = "_grpo_run_caps_hooks"

@@ -74,7 +74,7 @@ def select(
             `RETURNED_NAN` for NaN, minus infinity for a failure.
         generations: samples of a group.
         models: columns of reward models, which cannot return None.
-        left_out: samples that are masked whatever their rewards are, such as those that a cap has cut.
+        left_out: samples that are masked whatever their rewards are, such as those that were ended early.
     """
     samples: dict[int, Excluded] = {}
     empty: list[int] = []

@@ -242,8 +242,8 @@ class OptimizerOffload(Remedy):
         return None
 
 
-class _VllmSetting(Remedy):
-    """A setting of vLLM in the rank's own process.
+class _Setting(Remedy):
+    """A setting of the configuration that a trainer is built with.
 
     Attributes:
         setting: its name.
@@ -259,7 +259,7 @@ class _VllmSetting(Remedy):
             setattr(build.made, self.setting, self.of(build.plan))
 
 
-class VllmSleep(_VllmSetting):
+class VllmSleep(_Setting):
     """Let vLLM free its memory while the model is trained."""
 
     name = field = "vllm_sleep"
@@ -290,7 +290,7 @@ MOST_SHARE = 0.9
 """vLLM's own default, for a GPU that it has to itself."""
 
 
-class VllmShare(_VllmSetting):
+class VllmShare(_Setting):
     """Lower vLLM's share of a GPU by a third."""
 
     name, field = "vllm_share", "vllm_gpu_memory_utilization"
@@ -402,11 +402,12 @@ class ExpandableSegments(Remedy):
 LEAST_COMPLETION_TOKENS = 16
 
 
-class ShorterCompletions(Remedy):
+class ShorterCompletions(_Setting):
     """Halve the longest completion, which changes the experiment: with `--allow-degrade` only."""
 
     name, field = "shorter_completions", "max_completion_length"
     kind, default = Count, None
+    setting = field
 
     def is_tried(self, situation: Situation) -> bool:
         """If the user allows it, where it helps."""
@@ -431,6 +432,16 @@ class ShorterCompletions(Remedy):
     def differences(self, facts: MemoryFacts) -> tuple[str, ...]:
         """The experiment."""
         return ("completions are shorter than the script asks for",)
+
+    def check(self, plan: Plan, trainer: Any, record: OriginalSettings) -> str | None:
+        """Compare the length."""
+        found, name = getattr(trainer.args, self.setting, None), type(trainer).__name__
+        if self.setting in record.others and found != self.of(plan):
+            raise ConfigError(
+                f"{NO_EFFECT}: {name} has {self.setting}={found}, not {self.of(plan)}; set it before"
+                f" {name} is built, not later"
+            )
+        return None
 
     def proposed(self, situation: Situation) -> Iterator[str]:
         """Yield what would lower the peak of the phase and changes the experiment, as a phrase with the

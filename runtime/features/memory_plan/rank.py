@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from types import MappingProxyType
 from typing import Any
 
@@ -15,6 +17,7 @@ from grpo_run.runtime.features.memory_plan.settings import MemoryPlanSettings
 from grpo_run.runtime.memory.script_settings import OriginalSettings
 from grpo_run.runtime.rank.points import RankFeature, RolloutPoints
 from grpo_run.runtime.rank.session import Session
+from grpo_run.runtime.upstream.patches import Handler
 
 
 class MemoryPlanPart(RankFeature):
@@ -56,11 +59,46 @@ class MemoryPlanPart(RankFeature):
         """Divide the calls of generation."""
         parts = GENERATION_PARTS.of(self._plan)
         if parts > 1:
-            # imports torch, which only the script may import first
-            from grpo_run.runtime.rank.rollouts.generate_calls import in_sub_batches
-
             divide = in_sub_batches(trainer, parts, sharded=points.facts.is_sharded, warn=session.warn)
             points.turns += [divide] if divide is not None else []
+
+
+NOT_DIVIDED = (
+    "the memory plan divides generation into {count} parts, but the model's input has images, or it does not"
+    " generate with transformers' `generate`: it is generated in one part"
+)
+
+
+def in_sub_batches(trainer: Any, count: int, *, sharded: bool, warn: Callable[[str], None]) -> Handler | None:
+    """Return a handler that divides the calls of `generate` in a turn; None if they stay whole.
+
+    Every rank makes as many calls as every other: where parameters are sharded, each call gathers them on all
+    ranks, so turns with tools, which not every rank has, are not divided there. What vLLM or a script's own
+    function generates is not divided.
+
+    Args:
+        count: parts of a call; 1 changes nothing.
+        sharded: a call of `generate` is collective.
+        warn: called once with a line if calls cannot be divided.
+    """
+    # imports torch, which only the script may import first
+    from grpo_run.runtime.rank.rollouts import generate_calls
+
+    if count < 2 or getattr(trainer, "use_vllm", False) or (sharded and getattr(trainer, "tools", None)):
+        return None
+    generate_calls.install()
+    warn_once = functools.cache(warn)
+
+    def divide_generation(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Generate a turn in parts."""
+        with generate_calls.in_parts(count) as parts:
+            result = original(*args, **kwargs)
+        completions = result[0] if isinstance(result, tuple) else result
+        if len(completions) > 1 and parts.whole == parts.calls:
+            warn_once(NOT_DIVIDED.format(count=count))
+        return result
+
+    return divide_generation
 
 
 def _wrap_generate(module: Any) -> None:

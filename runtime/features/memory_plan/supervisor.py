@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import Any
 
 from grpo_run.runtime.call_names import LOOP
@@ -19,7 +18,7 @@ from grpo_run.runtime.features.memory_plan._decision import (
     decide_generation_stall,
     decide_out_of_memory,
 )
-from grpo_run.runtime.features.memory_plan._remedies import COMPLETIONS, SEGMENTS, differing, text_of
+from grpo_run.runtime.features.memory_plan._remedies import SEGMENTS, differing, text_of
 from grpo_run.runtime.features.memory_plan._remedy import Situation
 from grpo_run.runtime.features.memory_plan._returned import ReturnedMemory, visible_gpus
 from grpo_run.runtime.features.memory_plan.events import MemoryPlanGiven, PlanChanged, PlanRecord
@@ -81,13 +80,6 @@ class RunMemory(SupervisorFeature):
             held = self._returned.wait()
             if held:
                 self._reporter.warn(None, held)
-
-    def rank_config(self, config: RunConfig) -> RunConfig:
-        """Cap completions at the plan's length, if it has any."""
-        tokens = COMPLETIONS.of(self._record.plan)
-        if tokens is None:
-            return config
-        return replace(config, generation={**config.generation, COMPLETIONS.field: tokens})
 
     def rank_settings(self, rank: int, files: AttemptFiles) -> dict[str, Any] | None:
         """Return the plan."""

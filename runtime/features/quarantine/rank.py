@@ -140,7 +140,7 @@ class QuarantinePart(RankFeature):
         """Replace prompts of the trainer's rollouts, where their samples can be left out of the loss."""
         quarantine = PromptQuarantine(trainer, session, train_call)
         points.leaving.append(quarantine.row_reasons)
-        if quarantine.is_needed and points.facts.masking_available:
+        if quarantine.is_needed and points.facts.rows_can_leave:
             points.inputs.append(quarantine.replace_prompts)
 
 

@@ -41,7 +41,7 @@ class RewardWorkersPart(RankFeature):
 
         if self._served is None:
             self._served = ServedRewards(session, self._host, self._told)
-        self._served.begin_call(trainer, masked=points.facts.masking_available)
+        self._served.begin_call(trainer, masked=points.facts.rows_can_leave)
         points.reward_functions.append(self._served.wrap)
 
     def end(self) -> None:

@@ -4,7 +4,7 @@ For another world size: at the end of a rollout the state is the same on all ran
 inside a rollout each rank holds its part. `resharded` is a pure decision. `runtime/rank/resuming/` decides
 whether weights and optimizer can be resharded.
 
-For another micro-batch size, for example after a change of the memory plan, the number of ranks stays the
+For another micro-batch size, for example after memory ran out, the number of ranks stays the
 same. The counter of micro-steps is scaled, and buffered micro-batches are joined and split again by TRL's
 own functions: the rows keep their order, so each optimizer step has the rows that it would have had. Called
 by `state.py`, `_trainer_state.py` and `runtime/rank/resuming/_fit.py`.

@@ -23,15 +23,7 @@ from grpo_run.runtime.rank.points import RankFeature
 from grpo_run.runtime.rank.session import Session, current
 from grpo_run.runtime.rank.step.guard import AttemptState, guard_of
 from grpo_run.runtime.upstream import trainer_names
-from grpo_run.runtime.upstream.features import (
-    EXACT_LOG,
-    EXACT_ROLLOUT,
-    SAMPLE_MASKING,
-    TOOLS,
-    Feature,
-    lacking,
-    off_text,
-)
+from grpo_run.runtime.upstream.features import EXACT_LOG, EXACT_ROLLOUT, TOOLS, Feature, lacking, off_text
 
 _GUARDED = "_grpo_run_guard"
 
@@ -148,7 +140,7 @@ def check_trainer(session: Session, trainer: Any, features: Sequence[RankFeature
 def _warn_of_features(session: Session, trainer: Any, needed: Sequence[Feature]) -> None:
     """Name each feature that would act on this trainer, and is off because the release lacks a name."""
     warn = session.warn if session.settings.attempt == 0 else session.warn_in_journal
-    concerned = [EXACT_LOG, EXACT_ROLLOUT, SAMPLE_MASKING, *needed]
+    concerned = [EXACT_LOG, EXACT_ROLLOUT, *needed]
     if getattr(trainer, "tools", None):
         concerned.append(TOOLS)
     for feature in concerned:

@@ -327,7 +327,7 @@ def settings_digest(trainer: Any) -> str:
     arguments: Any = getattr(trainer, "args", None)
     if not hasattr(arguments, "to_dict"):
         return ""
-    # with a memory plan it is the same call
+    # whatever a plan has changed of them, it is the same call
     settings = {**arguments.to_dict(), **original_settings(arguments)}
     values = {name: value for name, value in settings.items() if name not in NAMES}
     dataset = getattr(trainer, "train_dataset", None)

@@ -5,7 +5,6 @@ those that the script passes, and `in_parts` for which block a call is divided; 
 of its own. Only the outermost call in this thread is changed: a model that a tool or a reward uses, or an
 assistant model inside the call, generates as ever. Rows keep their padding, so greedy decoding generates
 the same tokens; parts that sample draw other random numbers than the whole.
-`in_sub_batches` is for the memory plan, and is called around each turn, inside the caps.
 """
 
 from __future__ import annotations
@@ -19,8 +18,6 @@ from typing import Any, TypeVar
 
 import torch
 from transformers import GenerationMixin
-
-from grpo_run.runtime.upstream.patches import Handler
 
 ROWS = frozenset({"inputs", "input_ids", "attention_mask", "token_type_ids", "position_ids"})
 """Tensors with one row for each prompt. Any other, as images have, makes a call that is not divided."""
@@ -102,7 +99,7 @@ AddCriteria = Callable[[dict[str, Any], bool], None]
 """Adds a criterion to the arguments of a call of `generate`, or of one part of a call, which the second value
 says."""
 Value = TypeVar("Value")
-_INSTALLED = "_grpo_run_caps"
+_INSTALLED = "_grpo_run_generate"
 _criteria: ContextVar[AddCriteria | None] = ContextVar("grpo_run_criteria", default=None)
 _parts: ContextVar[Parts | None] = ContextVar("grpo_run_parts", default=None)
 
@@ -175,39 +172,3 @@ def _generate(
         call.arguments = arguments
         results.append(original(*call.args, **call.kwargs))
     return results[0] if len(results) == 1 else joined(results, calls[0])
-
-
-NOT_DIVIDED = (
-    "the memory plan divides generation into {count} parts, but the model's input has images, or it does not"
-    " generate with transformers' `generate`: it is generated in one part"
-)
-
-
-def in_sub_batches(trainer: Any, count: int, *, sharded: bool, warn: Callable[[str], None]) -> Handler | None:
-    """Return a handler that divides the calls of `generate` in a turn, as the memory plan requires; None if
-    they stay whole.
-
-    Every rank makes as many calls as every other: where parameters are sharded, each call gathers them on all
-    ranks, so turns with tools, which not every rank has, are not divided there. What vLLM or a script's own
-    function generates is not divided.
-
-    Args:
-        count: parts of a call; 1 changes nothing.
-        sharded: a call of `generate` is collective.
-        warn: called once with a line if calls cannot be divided.
-    """
-    if count < 2 or getattr(trainer, "use_vllm", False) or (sharded and getattr(trainer, "tools", None)):
-        return None
-    install()
-    warn_once = functools.cache(warn)
-
-    def divide_generation(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Generate a turn in parts."""
-        with in_parts(count) as parts:
-            result = original(*args, **kwargs)
-        completions = result[0] if isinstance(result, tuple) else result
-        if len(completions) > 1 and parts.whole == parts.calls:
-            warn_once(NOT_DIVIDED.format(count=count))
-        return result
-
-    return divide_generation

@@ -1,6 +1,6 @@
 """What ends a generation: a time limit, and the detection of completions that repeat themselves.
 
-For loops that a script writes itself (`trainers/caps.py`), and for features that end completions of a
+For loops that a script writes itself of generation, and for features that end completions of a
 trainer. Neither interrupts anything. Importing this module does not import torch.
 
 `Deadline` is the time of this rank alone: a loop with collectives ends on all ranks together only through
@@ -20,7 +20,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from grpo_run.runtime.errors import UsageError
-from grpo_run.runtime.launch.generation_caps import DEFAULT_WINDOW, MIN_WINDOW
+from grpo_run.watchdog.observation import LEAST_LOOP_TOKENS, USUAL_LOOP_TOKENS
 
 if TYPE_CHECKING:
     import torch
@@ -54,9 +54,9 @@ class Repetition:
         UsageError: the window is too short.
     """
 
-    def __init__(self, prompt_length: int, *, window: int = DEFAULT_WINDOW) -> None:
-        if window < MIN_WINDOW:
-            raise UsageError(f"a repetition window of {window} tokens: expected at least {MIN_WINDOW}")
+    def __init__(self, prompt_length: int, *, window: int = USUAL_LOOP_TOKENS) -> None:
+        if window < LEAST_LOOP_TOKENS:
+            raise UsageError(f"a repetition window of {window} tokens: expected at least {LEAST_LOOP_TOKENS}")
         self.window = window
         self._prompt_length = prompt_length
         self._block = max(1, min(LARGEST_BLOCK, window // 4))

@@ -5,6 +5,7 @@ Lines of standard error begin with `! `. Ids of runs are lettered in the order i
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import re
@@ -14,7 +15,6 @@ import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import fields
-from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +54,13 @@ def value_of(text: str) -> Any:
         return json.loads(text)
     except ValueError:
         return text
+
+
+def _at(value: Any, way: str) -> Any:
+    """Return what is at the end of a way of attributes and keys."""
+    return functools.reduce(
+        lambda one, name: one[name] if isinstance(one, dict) else getattr(one, name), way.split("."), value
+    )
 
 
 def leaves(value: Any, way: str = "") -> Iterator[tuple[str, Any]]:
@@ -119,7 +126,7 @@ class CommandShell:
             made = prepare(shlex.split(text), starts_over=int(starts_over))
         except UsageError as error:
             return self.shown(f"refused: {error}")
-        found = {name: attrgetter(name)(made) for name in names}
+        found = {name: _at(made, name) for name in names}
         if "config.environment" in found:
             found["config.environment"] = dict(found["config.environment"].items() - os.environ.items())
         return self.shown(*(f"{name} {one}" for name, one in found.items()))

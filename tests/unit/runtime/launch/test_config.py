@@ -45,13 +45,13 @@ def test_every_field_but_the_environment_is_recorded_as_json() -> None:
     """With the values of the command line; a field that is added is recorded without another change. The
     environment may hold secrets.
     """
-    config = make_config(generation={"max_time": 2.5})
+    config = make_config(features={"one": {"seconds": 2.5}})
     text = json.dumps(config.as_json())
     record = json.loads(text)
     assert set(record) == {field.name for field in fields(config)} - {"environment"}
     assert "hf_secret" not in text
     assert (record["run_id"], record["arguments"]) == ("train-abc123", ["--lr", "1e-6"])
-    assert record["generation"] == {"max_time": 2.5}
+    assert record["features"] == {"one": {"seconds": 2.5}}
 
 
 def test_a_ceiling_that_acts_before_the_vote_timeout_is_refused() -> None:

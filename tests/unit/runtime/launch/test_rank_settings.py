@@ -21,14 +21,13 @@ def test_settings_survive_the_environment_variable(
 ) -> None:
     """Integers stay integers."""
     sent = make_settings(
-        arguments=("--name", 'fünf "words"\nhere', ""),
-        generation={"max_completion_length": 64, "max_time": 2.0},
+        arguments=("--name", 'fünf "words"\nhere', ""), features={"one": {"tokens": 64, "seconds": 2.0}}
     )
     for name, value in sent.to_environment().items():
         monkeypatch.setenv(name, value)
     received = RankSettings.from_environment()
     assert received == sent
-    assert [type(value) for value in received.config.generation.values()] == [int, float]
+    assert [type(value) for value in received.features["one"].values()] == [int, float]
 
 
 def test_one_variable_carries_all_settings(make_settings: Make) -> None:

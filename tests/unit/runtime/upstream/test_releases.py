@@ -14,10 +14,10 @@ from importlib import import_module
 import pytest
 from packaging.version import Version
 from support import symbol_lists
-from support.symbol_lists import BEHAVIOURS, MINORS, WATCHED, is_on, parameters_in, place_of
+from support.symbol_lists import BEHAVIOURS, FEATURES, MINORS, WATCHED, is_on, parameters_in, place_of
 
 from grpo_run.runtime.upstream import rollout_names, trainer_names
-from grpo_run.runtime.upstream.features import FEATURES, PLAN, SAMPLE_MASKING
+from grpo_run.runtime.upstream.features import LEAVING_ROWS, PLAN
 
 WITH_DEFAULT = {
     trainer_names.RUN_EPOCH: "before transformers 5.3 epochs are skipped in another way",
@@ -89,8 +89,8 @@ def test_every_need_of_a_feature_is_watched() -> None:
 def test_a_feature_that_no_release_has_would_be_found() -> None:
     """The list tells releases apart."""
     assert [one for one in MINORS["trl"] if is_on(PLAN, "trl", one)] == ["1.16"]
-    assert not is_on(SAMPLE_MASKING, "trl", "1.5")
-    assert is_on(SAMPLE_MASKING, "trl", "1.6")
+    assert not is_on(LEAVING_ROWS, "trl", "1.5")
+    assert is_on(LEAVING_ROWS, "trl", "1.6")
 
 
 def test_every_name_of_a_trainer_is_watched() -> None:

@@ -24,7 +24,7 @@ from grpo_run.watchdog.evidence import source
         ("<frozen importlib._bootstrap>", False),
         (contextlib.__file__, False),
         (source.__file__, False),
-        (source.INJECTION, True),
+        (f"{source.OUR_ROOT}/runtime/features/some/_faults.py", True),
         (f"{source.OUR_ROOT}/trainers_of_mine/train.py", True),
     ],
 )

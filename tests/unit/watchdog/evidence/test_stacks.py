@@ -132,7 +132,13 @@ def test_any_text_can_be_parsed(text: str) -> None:
         ([("<frozen runpy>", 1, "f"), ("<string>", 1, "f"), ("/home/me/train.py", 2, "g")], 2),
         ([("/lib/libcuda.so.1", 0, "f"), ("/src/k.cpp", 4, "f"), ("/home/me/train.py", 2, "g")], 2),
         ([(f"{source.OUR_ROOT}/trainers/phases.py", 1, "f"), ("/home/me/train.py", 2, "g")], 2),
-        ([(source.INJECTION, 9, "hang"), ("/home/me/train.py", 2, "g")], 9),
+        (
+            [
+                (f"{source.OUR_ROOT}/runtime/features/some/_faults.py", 9, "hang"),
+                ("/home/me/train.py", 2, "g"),
+            ],
+            9,
+        ),
         # a recipe has no script of the user's: the innermost telling line of a library
         (
             [

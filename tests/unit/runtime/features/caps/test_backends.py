@@ -13,8 +13,8 @@ import pytest
 
 from grpo_run.runtime.errors import ConfigError
 from grpo_run.runtime.features.caps._backends import check, vllm_cut, vllm_keywords, vllm_repetition
+from grpo_run.runtime.features.caps._configuration import CapSettings
 from grpo_run.runtime.features.caps._rollout import Cut
-from grpo_run.runtime.features.caps.settings import CapSettings
 from grpo_run.watchdog.observation import EndReason
 
 BOTH = CapSettings(repetition=64, max_time=5.0)

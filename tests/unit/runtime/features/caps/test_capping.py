@@ -11,7 +11,6 @@ import pytest
 import torch
 from datasets import Dataset
 from support.planted import cycle, planted
-from support.wrapped import divided
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
@@ -20,8 +19,8 @@ from trl import GRPOConfig, GRPOTrainer, RLOOConfig, RLOOTrainer
 
 from grpo_run.runtime.errors import ConfigError
 from grpo_run.runtime.features.caps._capping import Capping
+from grpo_run.runtime.features.caps._configuration import CapSettings
 from grpo_run.runtime.features.caps._rollout import CappedRollout, DeadlineDecision
-from grpo_run.runtime.features.caps.settings import CapSettings
 from grpo_run.runtime.rank.rollouts import generate_calls
 from grpo_run.trainers.caps import apply
 
@@ -258,17 +257,16 @@ def test_greedy_rollouts_in_parts_are_those_of_one_call(make: Make, settings: Ca
     """Also where a cap ends completions of one part: the model is planted, so it draws nothing that
     matters.
     """
-    trainer, warned = make(), list[str]()
+    trainer = make()
     whole, capping = rollout(trainer, settings)
     reasons = capping.end_reasons()
     for count in (2, 4, 50):
-        with divided(trainer, count, sharded=False, warn=warned.append):
+        with generate_calls.in_parts(count):
             found, capping = rollout(trainer, settings)
         assert capping.end_reasons() == reasons, count
         assert found.keys() == whole.keys()
         for name in ("completion_ids", "completion_mask", "prompt_ids", "advantages"):
             assert torch.equal(found[name], whole[name]), (count, name)
-    assert warned == []
 
 
 def test_each_part_is_one_call_of_fewer_rows(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -281,7 +279,7 @@ def test_each_part_is_one_call_of_fewer_rows(make: Make, monkeypatch: pytest.Mon
         return prepare(self, input_ids, *args, **kwargs)
 
     monkeypatch.setattr(type(trainer.model), "prepare_inputs_for_generation", counted)
-    with divided(trainer, 4, sharded=False, warn=pytest.fail):
+    with generate_calls.in_parts(4):
         rollout(trainer, CapSettings())
     assert [rows[0], rows[-1], max(rows)] == [2, 1, 2]
 
@@ -290,7 +288,7 @@ def test_a_deadline_counts_the_tokens_of_all_parts(make: Make) -> None:
     """It passes in the second part; repeated, it ends after the same token."""
     reports: list[CappedRollout] = []
     trainer, seconds = make(), iter(range(1000))
-    with divided(trainer, 2, sharded=False, warn=pytest.fail):
+    with generate_calls.in_parts(2):
         found, _ = rollout(
             trainer, CapSettings(max_time=50.0), clock=lambda: float(next(seconds)), report=reports.append
         )
@@ -300,22 +298,3 @@ def test_a_deadline_counts_the_tokens_of_all_parts(make: Make) -> None:
     assert MAX_LENGTH < first.timed_out_after == first.steps
     assert torch.equal(found["completion_ids"], again["completion_ids"])
     assert torch.equal(found["completion_mask"], again["completion_mask"])
-
-
-def test_what_cannot_be_divided_is_said_once(make: Make) -> None:
-    """A model that generates in its own way."""
-    trainer, warned = make(), list[str]()
-    trainer.model.generate = lambda input_ids, **keywords: torch.cat([input_ids, input_ids], 1)
-    with divided(trainer, 2, sharded=False, warn=warned.append):
-        for _ in range(2):
-            rollout(trainer, CapSettings())
-    (line,) = warned
-    assert "2 parts" in line
-
-
-def test_where_a_call_is_collective_turns_with_tools_stay_whole(make: Make) -> None:
-    trainer = make()
-    trainer.tools = [len]
-    original = trainer._generate_single_turn
-    with divided(trainer, 2, sharded=True, warn=pytest.fail):
-        assert trainer._generate_single_turn == original

@@ -3,35 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import trl
 
 from grpo_run.runtime.errors import ConfigError
-from grpo_run.runtime.features.caps import settings as caps
-from grpo_run.runtime.features.caps.settings import APPLIED, CapSettings, CapsSettings, settings_of
-from grpo_run.runtime.launch.option import given_values
+from grpo_run.runtime.features.caps import _configuration as caps
+from grpo_run.runtime.features.caps._configuration import APPLIED, CapSettings, settings_of
+from grpo_run.runtime.features.caps.settings import FIELDS
+from grpo_run.runtime.memory.script_settings import OriginalSettings
 
 
-def test_trl_has_the_fields() -> None:
-    """Both configuration classes have them, and `generation_kwargs` for the other caps."""
-    import ast
-    from importlib.util import find_spec
-    from pathlib import Path
-
-    package = find_spec("trl")
-    assert package is not None
-    assert package.origin is not None
-    for name in ("grpo_config.py", "rloo_config.py"):
-        tree = ast.parse((Path(package.origin).parent / "trainer" / name).read_text(encoding="utf-8"))
-        fields = {
-            node.target.id
-            for node in ast.walk(tree)
-            if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)
-        }
-        assert {*caps.FIELDS, "generation_kwargs", "use_vllm"} <= fields
+@pytest.mark.parametrize("kind", [trl.GRPOConfig, trl.RLOOConfig])
+def test_trl_has_the_fields(kind: Any) -> None:
+    """And `generation_kwargs` for the other caps."""
+    assert {*FIELDS, "generation_kwargs", "use_vllm"} <= {one.name for one in fields(kind)}
 
 
 Applied = list[dict[str, Any]]
@@ -145,6 +134,22 @@ def test_a_cap_that_did_not_take_effect_is_an_error(args: dict[str, Any]) -> Non
         caps.check(trainer(**args), {"max_completion_length": 64, "no_repeat_ngram_size": 3})
 
 
+def test_completions_that_a_plan_has_shortened_since_the_cap_pass_the_check_and_are_counted() -> None:
+    """The cap was in effect where the trainer was built, and the configuration keeps what it was given."""
+    args = SimpleNamespace(
+        max_completion_length=32, generation_kwargs=None,
+        per_device_train_batch_size=1, gradient_accumulation_steps=1, gradient_checkpointing=False,
+    )  # fmt: skip
+    OriginalSettings(
+        per_device_train_batch_size=1, gradient_accumulation_steps=1, gradient_checkpointing=False,
+        others={"max_completion_length": 64},
+    ).keep(args)  # fmt: skip
+    caps.check(SimpleNamespace(args=args), {"max_completion_length": 64})
+    with pytest.raises(ConfigError, match="SimpleNamespace has 64"):
+        caps.check(SimpleNamespace(args=args), {"max_completion_length": 48})
+    assert settings_of(SimpleNamespace(args=args), {}) == CapSettings(counting=True)
+
+
 def test_a_trainer_that_does_not_generate_is_not_checked() -> None:
     """An SFT trainer may run in the same script."""
     caps.check(trainer(learning_rate=1e-6), {"max_completion_length": 64})
@@ -163,14 +168,14 @@ def test_caps_of_our_own_leave_the_configuration_as_it_is(config_class: type, ap
 
 def test_the_command_line_wins_over_the_script() -> None:
     """A cap that only the script sets is kept."""
-    trainer = SimpleNamespace(**{APPLIED: CapSettings(repetition=32, max_time=9.0)})
+    trainer = SimpleNamespace(args=SimpleNamespace(), **{APPLIED: CapSettings(repetition=32, max_time=9.0)})
     assert settings_of(trainer, {"repetition": 64}) == CapSettings(repetition=64, max_time=9.0, counting=True)
 
 
 def test_nothing_is_capped_unless_asked_for() -> None:
     """Without a cap not even a method of the trainer is wrapped."""
-    assert not settings_of(SimpleNamespace(), {})
-    counting = settings_of(SimpleNamespace(), {"max_completion_length": 9})
+    assert not settings_of(trainer(), {})
+    counting = settings_of(trainer(), {"max_completion_length": 9})
     assert counting
     assert not counting.stops
 
@@ -180,14 +185,3 @@ def test_a_cap_of_the_script_is_checked_too(wrong: dict[str, float]) -> None:
     """With the limits of the command line."""
     with pytest.raises(ConfigError):
         CapSettings(**wrong)  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize(
-    ("given", "ends"),
-    [("none", ()), ("length,deadline", ("length", "deadline")), (None, ("repetition", "deadline"))],
-)
-def test_ends_that_leave_the_loss_are_a_list(given: str | None, ends: tuple[str, ...]) -> None:
-    """An end that no cap has is an error."""
-    assert CapsSettings(**given_values(CapsSettings, {"--mask-capped": given})).masked_ends == ends
-    with pytest.raises(ConfigError, match="--mask-capped eos: give none, or some of length, repetition"):
-        CapsSettings(masked_ends=("eos",))

@@ -189,6 +189,21 @@ def test_vllm_gets_its_share_and_sleeps(make: Make) -> None:
     assert original_settings(made)["vllm_gpu_memory_utilization"] == 0.3
 
 
+def test_completions_are_as_long_as_the_plan_says_and_the_script_may_not_set_them_again(make: Make) -> None:
+    """A configuration that has no such length is left alone."""
+    plan = planned(max_completion_length=32)
+    given = make(max_completion_length=64)
+    trainer = trainer_class(plan)(args=given)
+    assert [*configuration.check(trainer, plan)] == []
+    assert trainer.args.max_completion_length == 32
+    assert (given.max_completion_length, original_settings(trainer.args)["max_completion_length"]) == (64, 64)
+    given.max_completion_length = 48
+    with pytest.raises(ConfigError, match="GRPOTrainer has max_completion_length=48, not 32; set it before"):
+        [*configuration.check(trainer, plan)]
+    other = trainer_class(plan)(args=make(trl.SFTConfig))
+    assert [*configuration.check(other, plan)] == []
+
+
 def test_a_call_is_the_same_call_with_another_plan(make: Make) -> None:
     """Its settings are part of what it is recognized by when its directory has moved."""
 
@@ -199,7 +214,7 @@ def test_a_call_is_the_same_call_with_another_plan(make: Make) -> None:
     without = digest({})
     for changed in (
         planned(micro_batch_divisor=4, gradient_checkpointing=True, vllm_sleep=True),
-        planned(vllm_gpu_memory_utilization=0.1),
+        planned(vllm_gpu_memory_utilization=0.1, max_completion_length=64),
     ):
         assert digest(changed) == without
 

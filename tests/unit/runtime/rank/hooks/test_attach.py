@@ -130,7 +130,7 @@ class Needing(RankFeature):
 
     def needs(self, session: Any) -> tuple[features.Feature, ...]:
         """Return it."""
-        return (features.CAPS,)
+        return (features.LEAVING_ROWS,)
 
 
 @pytest.mark.parametrize(("parts", "tools"), [((), None), ((Needing(),), None), ((), [print])])
@@ -145,8 +145,8 @@ def test_features_that_a_release_lacks_are_named_in_the_first_attempt(
     monkeypatch.setattr(session, "warn_in_journal", lambda text: None)
     monkeypatch.setattr(features, "version", lambda name: "0.28.0")
     check_trainer(session, trainer, parts)
-    expected = [features.EXACT_ROLLOUT, features.SAMPLE_MASKING]
-    expected += [features.CAPS] * len(parts) + [features.TOOLS] * bool(tools)
+    expected = [features.EXACT_ROLLOUT]
+    expected += [features.LEAVING_ROWS] * len(parts) + [features.TOOLS] * bool(tools)
     assert [text.partition(", which needs ")[0] for text in said] == [f"off: {one.text}" for one in expected]
     assert "_buffered_inputs" in said[0]
     said.clear()
