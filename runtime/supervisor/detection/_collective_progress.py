@@ -11,16 +11,12 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Mapping
 
 from grpo_run.runtime.supervisor.detection._collective_records import (
-    FETCH_SECONDS,
     FLIGHT_RECORDER_HANDLER,
-    MAX_UNANSWERED,
     NCCL_RECORDER_HANDLER,
-    NOT_FOUND,
-    fetch,
+    Requests,
 )
 from grpo_run.watchdog.deadlocks.recording import group_positions, parse_recording
 
@@ -45,9 +41,7 @@ class CollectiveProgressPoller:
         self._clock = clock
         self._polling = threading.Lock()
         self._asked_at = -POLL_SECONDS
-        self._handlers = list(HANDLERS)
-        self._unanswered: Counter[tuple[str, str]] = Counter()
-        """In a row, by handler and socket."""
+        self._requests = Requests()
         self._known: dict[str, Positions] = {}
         """By socket, also of groups whose entries have left the recorder's ring since."""
         self._answered: tuple[float, dict[str, Positions]] = (0.0, {})
@@ -76,18 +70,9 @@ class CollectiveProgressPoller:
         try:
             known: dict[str, Positions] = {path: dict(self._known.get(path, {})) for path in sockets.values()}
             answered = set()
-            for handler in tuple(self._handlers):
-                asked = {
-                    rank: path
-                    for rank, path in sockets.items()
-                    if self._unanswered[handler, path] < MAX_UNANSWERED
-                }
-                answers, failures = fetch(asked, FETCH_SECONDS, handler)
-                self._unanswered.update((handler, asked[rank]) for rank in failures)
-                if any(NOT_FOUND in why for why in failures.values()):
-                    self._handlers.remove(handler)  # this torch does not have it
+            for handler in HANDLERS:
+                answers, _ = self._requests.ask(handler, sockets)
                 for rank, text in answers.items():
-                    del self._unanswered[handler, asked[rank]]
                     try:
                         found = group_positions(parse_recording(text))
                     except ValueError:

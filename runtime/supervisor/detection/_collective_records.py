@@ -157,6 +157,39 @@ class _Merged(NamedTuple):
     records: tuple[Collective, ...]
 
 
+class Requests:
+    """Requests to the ranks' handlers, as long as they are answered.
+
+    A rank that has left `MAX_UNANSWERED` of them in a row unanswered is not asked by that handler again, and
+    a handler that this torch does not have asks nobody.
+    """
+
+    def __init__(self) -> None:
+        self._unanswered: Counter[tuple[str, str]] = Counter()
+        """In a row, by handler and socket."""
+        self._absent: set[str] = set()
+
+    def lacks(self, handler: str) -> bool:
+        """Whether a rank has answered that there is no such handler."""
+        return handler in self._absent
+
+    def ask(self, handler: str, sockets: Mapping[int, str]) -> tuple[dict[int, bytes], dict[int, str]]:
+        """Ask ranks; returns answers and failures by rank, as `fetch`."""
+        if self.lacks(handler):
+            return {}, {}
+        asked = {r: path for r, path in sockets.items() if self._unanswered[handler, path] < MAX_UNANSWERED}
+        answers, failures = fetch(asked, FETCH_SECONDS, handler)
+        for rank, path in asked.items():
+            self._unanswered[handler, path] = 0 if rank in answers else self._unanswered[handler, path] + 1
+        if any(NOT_FOUND in why for why in failures.values()):
+            self._absent.add(handler)
+        return answers, failures | dict.fromkeys(sockets.keys() - asked.keys(), f"{handler} does not answer")
+
+    def note_unanswered(self, handler: str, socket: str) -> None:
+        """A request had no answer, or one that says nothing."""
+        self._unanswered[handler, socket] += 1
+
+
 class CollectiveRecords:
     """Collective records of one attempt.
 
@@ -173,9 +206,7 @@ class CollectiveRecords:
         self._clock = clock
         self._silent: dict[int, _Silence] = {}
         self._parsed: dict[int, tuple[bytes, tuple[Collective, ...]]] = {}
-        self._has_nccl = True
-        self._unanswered: Counter[tuple[str, int]] = Counter()
-        """In a row, by handler and rank."""
+        self._requests = Requests()
         self._merged: dict[int, _Merged] = {}
         self._copies: dict[int, bytes] = {}
         self.recordings: dict[int, bytes] = {}
@@ -189,8 +220,7 @@ class CollectiveRecords:
         """Fetch and parse the Flight Recorders behind `sockets` (paths by rank)."""
         self._copies.clear()  # a fetch takes some time
         self.recordings, failures = fetch(sockets, FETCH_SECONDS)
-        if self._has_nccl:
-            self._add_nccl(sockets, failures)
+        self._add_nccl(sockets, failures)
         recorded = {}
         for rank, text in self.recordings.items():
             before = self._parsed.get(rank)
@@ -212,9 +242,9 @@ class CollectiveRecords:
 
     def _add_nccl(self, sockets: Mapping[int, str], failures: dict[int, str]) -> None:
         """Add NCCL's records to `recordings`. A rank without them has none: it may have issued more."""
-        answers, without = self._ask(NCCL_RECORDER_HANDLER, {rank: sockets[rank] for rank in self.recordings})
-        self._has_nccl = not any(NOT_FOUND in reason for reason in without.values())
-        if not self._has_nccl:
+        asked = {rank: sockets[rank] for rank in self.recordings}
+        answers, without = self._requests.ask(NCCL_RECORDER_HANDLER, asked)
+        if self._requests.lacks(NCCL_RECORDER_HANDLER):
             return
         for rank, reason in without.items():
             del self.recordings[rank]
@@ -225,15 +255,6 @@ class CollectiveRecords:
             except ValueError as error:
                 del self.recordings[rank]
                 failures[rank] = str(error)
-
-    def _ask(self, handler: str, sockets: Mapping[int, str]) -> tuple[dict[int, bytes], dict[int, str]]:
-        """Ask the ranks that have not left the last of these requests unanswered."""
-        asked = {r: path for r, path in sockets.items() if self._unanswered[handler, r] < MAX_UNANSWERED}
-        answers, failures = fetch(asked, FETCH_SECONDS, handler)
-        self._unanswered.update((handler, rank) for rank in failures)
-        for rank in answers:
-            del self._unanswered[handler, rank]
-        return answers, failures | dict.fromkeys(sockets.keys() - asked.keys(), f"{handler} does not answer")
 
     def _note_silence(self, answered: Iterable[int], unanswered: Iterable[int]) -> None:
         now = self._clock()
@@ -249,13 +270,13 @@ class CollectiveRecords:
         A rank whose interpreter does not run has none.
         """
         self._copies.clear()
-        answers, _ = self._ask(THREADS_HANDLER, sockets)
+        answers, _ = self._requests.ask(THREADS_HANDLER, sockets)
         reports = {}
         for rank, text in answers.items():
             try:
                 reports[rank] = ThreadReport.model_validate_json(text)
             except ValidationError:
-                self._unanswered[THREADS_HANDLER, rank] += 1
+                self._requests.note_unanswered(THREADS_HANDLER, sockets[rank])
         return reports
 
     def may_be_blocked(self, rank: int, slot: Slot | None) -> bool:

@@ -10,13 +10,13 @@ from collections.abc import Mapping
 
 import pytest
 
-from grpo_run.runtime.supervisor.detection import _collective_progress as collective_progress
+from grpo_run.runtime.supervisor.detection import _collective_records as collective_records
 from grpo_run.runtime.supervisor.detection._collective_progress import (
-    MAX_UNANSWERED,
     OLD_SECONDS,
     POLL_SECONDS,
     CollectiveProgressPoller,
 )
+from grpo_run.runtime.supervisor.detection._collective_records import MAX_UNANSWERED
 
 LONG_SECONDS = 20.0
 ABSENT = "answered b'HTTP/1.1 404 Not Found'"
@@ -47,7 +47,7 @@ class Ranks:
         self.now = 100.0
         self.may_answer = threading.Event()
         self.may_answer.set()
-        monkeypatch.setattr(collective_progress, "fetch", self.fetch)
+        monkeypatch.setattr(collective_records, "fetch", self.fetch)
         self.poller = CollectiveProgressPoller(lambda: self.now)
 
     def fetch(
