@@ -379,12 +379,6 @@ class MemoryFreed(Event, kw_only=True):
     size_bytes: int
 
 
-class MemoryOomSuspected(Event, kw_only=True):
-    """A process is gone, and the kernel has killed some for lack of memory."""
-
-    sentence: str
-
-
 class MemoryRestart(Event, kw_only=True):
     """The ranks are asked to save and start again, because memory of the host runs out."""
 

@@ -106,9 +106,7 @@ def _supervise(
         parts=history_parts(),
         features=[module.PART for module in modules("supervisor")],
     )
-    guardian = Guardian(
-        directory.journal, config.run_id, directory.host_memory, tokens=(token,), keep=config.keep
-    )
+    guardian = Guardian(directory.journal, config.run_id, tokens=(token,), keep=config.keep)
     helpers = Helpers(
         owned,
         remaining,

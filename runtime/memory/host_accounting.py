@@ -166,7 +166,6 @@ class HostMemory:
             full_pressure=self._groups[0].full_pressure() if self._groups else None,
             kills=self._count(),
             cgroup=str(self._groups[0].folder) if self._groups else "",
-            kills_whole_group=any(group.kills_whole_group for group in self._groups),
         )
         if len(ranks) == len(self._pids):
             self._whole = now, sample

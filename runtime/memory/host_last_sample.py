@@ -1,9 +1,8 @@
 """The last sample of host memory, in a small file of the run directory that outlives every process.
 
 The supervisor writes it about once a second. It is not mapped: a mapped file that is truncated would end the
-supervisor. `grpo-run status` reads it, and so does the next launch, if the kernel has killed this supervisor
-together with its ranks. The record is a line of JSON at its beginning, written by one system call; what
-follows is older.
+supervisor. `grpo-run status` reads it. The record is a line of JSON at its beginning, written by one system
+call; what follows is older.
 """
 
 from __future__ import annotations

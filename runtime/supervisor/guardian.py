@@ -14,7 +14,6 @@ supervisor when it terminates helper processes itself.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import json
 import os
 import select
@@ -29,10 +28,8 @@ from typing import Any
 from grpo_run.runtime.event import Event
 from grpo_run.runtime.history.journal import Journal
 from grpo_run.runtime.history.reporter import Reporter
-from grpo_run.runtime.memory.host_last_sample import LastSample, read_last_sample
 from grpo_run.runtime.processes.starting import inherited_as_ignored, interpreter_command
 from grpo_run.runtime.processes.termination import TerminatedProcess, describe, terminate
-from grpo_run.watchdog.memory.host_reading import groups_of
 from grpo_run.watchdog.processes import read_processes
 from grpo_run.watchdog.run_processes.keeping import without_kept
 from grpo_run.watchdog.run_processes.ownership import RunProcesses
@@ -99,20 +96,16 @@ class Guardian:
     """The supervisor's side of its guardian.
 
     Args:
-        host_memory: the file with the last sample of host memory.
         tokens: values of the token variable in the environments of this supervisor's ranks.
         keep: patterns of `--keep`.
     """
 
-    def __init__(
-        self, journal: Path, run_id: str, host_memory: Path, *, tokens: Sequence[str], keep: Sequence[str]
-    ) -> None:
+    def __init__(self, journal: Path, run_id: str, *, tokens: Sequence[str], keep: Sequence[str]) -> None:
         settings = {
             "supervisor": os.getpid(),
             "session": os.getsid(0),
             "journal": str(journal),
             "run_id": run_id,
-            "host_memory": str(host_memory),
             "tokens": list(tokens),
             "keep": list(keep),
         }
@@ -152,7 +145,6 @@ def main() -> None:
     settings = json.loads(os.environ[SETTINGS])
     owned = RunProcesses(settings["supervisor"], settings["session"], tokens=settings["tokens"])
     ranks = _wait_for_exit(settings["supervisor"], owned)
-    _note_kills(Path(settings["host_memory"]))
     terminated = terminate(
         lambda: without_kept(owned.find(read_processes()), settings["keep"]), sessions=ranks
     )
@@ -186,16 +178,6 @@ def _wait_for_exit(supervisor: int, owned: RunProcesses) -> list[int]:
         with contextlib.suppress(OSError):
             owned.find(read_processes())
         pause_seconds = max(LOOK_SECONDS, (time.process_time() - began) / COST_FRACTION)
-
-
-def _note_kills(path: Path) -> None:
-    """Add the kernel's counter of killed processes to the last sample, before other processes of the cgroup
-    are killed. The guardian is in the cgroup of the supervisor, as the ranks are.
-    """
-    sample = read_last_sample(path)
-    kills = next((one for group in groups_of(os.getpid()) if (one := group.kills()) is not None), None)
-    if sample is not None and kills is not None:
-        LastSample(path).write(dataclasses.replace(sample, kills_at_end=kills))
 
 
 def _report(terminated: list[TerminatedProcess], settings: dict[str, Any]) -> None:

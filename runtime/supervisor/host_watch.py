@@ -23,24 +23,17 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-import time
 from collections.abc import Callable, Collection, Mapping
 
 from grpo_run.runtime.board.board import Board
-from grpo_run.runtime.history.events import (
-    AttemptEnded,
-    MemoryFreed,
-    MemoryOomSuspected,
-    MemoryRestart,
-    MemoryShort,
-)
+from grpo_run.runtime.history.events import AttemptEnded, MemoryFreed, MemoryRestart, MemoryShort
 from grpo_run.runtime.history.history import History
 from grpo_run.runtime.history.reporter import Reporter
 from grpo_run.runtime.history.run_directory import RunDirectory
 from grpo_run.runtime.history.status import read_memory
 from grpo_run.runtime.launch.config import RunConfig
 from grpo_run.runtime.memory.host_accounting import HostMemory
-from grpo_run.runtime.memory.host_last_sample import LastSample, read_last_sample
+from grpo_run.runtime.memory.host_last_sample import LastSample
 from grpo_run.runtime.processes.ranks import RankGroup
 from grpo_run.runtime.snapshots.drain_scheduler import DrainScheduler
 from grpo_run.runtime.snapshots.headroom import MEMORY_RESERVE
@@ -183,45 +176,6 @@ def _leaves_little(use: LimitUse) -> bool:
     return use.limit_bytes - use.working_set_bytes < MEMORY_RESERVE.of(use.limit_bytes)
 
 
-RECENT_SECONDS = 60.0
-"""The last sample must be at most so much older than the last event of the journal."""
-
-
-def suspected(sample: HostSample | None, history: History) -> str | None:
-    """Return a sentence if the kernel has ended the last supervisor, or may have; else None.
-
-    Args:
-        sample: the last one of that supervisor.
-        history: before the event of this launch.
-    """
-    if sample is None or history.supervisors == 0 or history.exit_code is not None:
-        return None
-    if abs((history.wall.last or 0.0) - sample.at) > RECENT_SECONDS:
-        return None
-    before, after = sample.kills, sample.kills_at_end
-    killed = None if before is None or after is None else max(0, after - before)
-    short = shortage(sample)
-    if killed == 0 or (killed is None and short is None):
-        return None
-    if killed is None:
-        how = "ended without a record, probably killed by the kernel because memory was full"
-    else:
-        how = (
-            "was killed by the kernel because memory was full: as it ended, the counter of killed processes"
-            f" of {sample.cgroup} rose from {before} to {after}"
-        )
-    together = (
-        " memory.oom.group=1 makes the kernel end all of its processes together."
-        if sample.kills_whole_group
-        else ""
-    )
-    at, nearest = time.strftime("%H:%M:%S", time.localtime(sample.at)), sample.nearest
-    state = "memory is in use" if nearest is None else f"{nearest.fraction:.0%} of {nearest.name} is in use"
-    use = describe_use(sample, nearest)
-    last = f"{short or state}{f' ({use})' if use else ''}"
-    return f"the last supervisor of this run {how}. Its last sample, at {at}: {last}.{together}"
-
-
 SCORE_RAISE = 50
 """How much more readily the kernel kills a rank, in thousandths of the memory (proc_pid_oom_score_adj(5)):
 supervisor and forkserver use less than 5 % of any memory in which ranks train. Raising it needs no privilege.
@@ -257,7 +211,6 @@ class HostWatch:
         self._exited_at: float | None = None
         self._board: Board | None = None
         self._reporter = reporter
-        self._last = read_last_sample(run.host_memory)
         self._memory = HostMemory(
             staging_bytes=self._staging_bytes, own_pids=_own_pids, publish=LastSample(run.host_memory).write
         )
@@ -268,19 +221,13 @@ class HostWatch:
         return self._memory.latest
 
     def begin(self) -> None:
-        """Say how the last supervisor has probably ended, and what the kernel would do to this one. Call it
-        before any event.
-        """
-        text = suspected(self._last, self._history)
-        if text is not None:
-            self._reporter.write(MemoryOomSuspected(sentence=text))
-            self._reporter.notify(text)
+        """Say what the kernel would do to this supervisor."""
         together = next((group for group in groups_of(os.getpid()) if group.kills_whole_group), None)
         if together is not None:
             self._reporter.warn(
                 None,
                 f"{together.folder} has memory.oom.group=1: if its memory is full, the kernel ends this"
-                " supervisor together with the ranks; the next launch then reports it",
+                " supervisor together with the ranks",
             )
 
     @property

@@ -4,8 +4,6 @@ it does.
 
 from __future__ import annotations
 
-import signal
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,9 +11,7 @@ import pytest
 from support import memory_cgroups
 from support.memory_cgroups import MemoryCgroup, memory_cgroup
 from support.references import undisturbed
-from support.runs import SCRIPTS, Run, Runs, digest
-
-from grpo_run.runtime.memory.host_last_sample import read_last_sample
+from support.runs import SCRIPTS, Runs, digest
 
 pytestmark = pytest.mark.skipif(memory_cgroups.missing() is not None, reason=str(memory_cgroups.missing()))
 LIMIT_BYTES = 1200 << 20
@@ -26,16 +22,6 @@ def group() -> Iterator[MemoryCgroup]:
     """A memory cgroup in which the script runs with some hundred MiB to spare."""
     with memory_cgroup(LIMIT_BYTES) as made:
         yield made
-
-
-def await_end_noted(run: Run) -> None:
-    """Wait until the guardian has read the counter."""
-    deadline = time.monotonic() + 30
-    while (
-        sample := read_last_sample(run.directory / "host_memory.mmap")
-    ) is None or sample.kills_at_end is None:
-        assert time.monotonic() < deadline, run.tail()
-        time.sleep(0.02)
 
 
 def test_a_rank_that_the_kernel_kills_is_named_and_the_run_resumes(
@@ -123,45 +109,3 @@ def test_snapshots_that_nearly_fill_a_small_limit_make_no_restart_loop(
     assert group.kills() == 0
     assert run.events("memory_restart") == []
     assert [recovery["cause"] for recovery in run.status()["recoveries"]] == ["signal"]
-
-
-def test_a_supervisor_that_the_kernel_kills_is_named_so_by_the_next_launch(
-    group: MemoryCgroup, runs: Runs, tmp_path: Path
-) -> None:
-    """The kernel prefers it here. The run goes on to the weights of the undisturbed one."""
-    run = runs(
-        "--nproc-per-node", "2", "--snapshot-every", "1", str(SCRIPTS / "memory.py"), "--output-dir", "out",
-        "--max-steps", "12", "--save-steps", "4", "--all-at", "6", "--step-seconds", "0.1",
-        program=group.program,
-    ).start()  # fmt: skip
-    run.until_step(2)
-    Path(f"/proc/{run.process.pid}/oom_score_adj").write_text("1000")
-    assert run.process.wait(60) == -signal.SIGKILL
-    await_end_noted(run)
-    run.start()
-    run.ended()
-    (event,) = run.events("memory_oom_suspected")
-    assert "was killed by the kernel because memory was full" in event["sentence"]
-    # the kernel may kill another process before the memory of the first is free
-    assert f"{group.folder} rose from 0 to {group.kills()}" in event["sentence"]
-    assert event["sentence"] in run.printed()
-    assert digest(tmp_path / "out") == undisturbed("sft.py", 12)
-
-
-@pytest.mark.full
-def test_a_supervisor_that_a_user_kills_while_memory_is_short_is_not_blamed_on_the_kernel(
-    group: MemoryCgroup, runs: Runs, tmp_path: Path
-) -> None:
-    arguments = (
-        "--nproc-per-node", "2", "--snapshot-every", "1", str(SCRIPTS / "memory.py"), "--output-dir", "out",
-        "--max-steps", "30", "--save-steps", "5", "--steady-mib", "900", "--step-seconds", "0.1",
-    )  # fmt: skip
-    run = runs(*arguments, program=group.program).start()
-    run.until_step(8)
-    assert run.events("memory_short")
-    run.process.kill()
-    run.process.wait(30)
-    run.start()
-    run.ended()
-    assert run.events("memory_oom_suspected") == []
-    assert digest(tmp_path / "out") == undisturbed("sft.py", 30)

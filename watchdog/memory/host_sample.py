@@ -74,8 +74,6 @@ class HostSample:
             if unknown.
         kills: the kernel's counter of killed processes of the ranks' cgroup; None if unknown.
         cgroup: folder of that cgroup; empty if unknown.
-        kills_whole_group: the kernel ends the whole cgroup together.
-        kills_at_end: that counter right after the end of the supervisor; None if nobody was left to read it.
     """
 
     at: float
@@ -90,8 +88,6 @@ class HostSample:
     full_pressure: float | None = None
     kills: int | None = None
     cgroup: str = ""
-    kills_whole_group: bool = False
-    kills_at_end: int | None = None
 
     @property
     def nearest(self) -> LimitUse | None:
