@@ -13,7 +13,6 @@ from support.runs import Runs
 KINDS = {
     "mismatch-operation": {"collective_mismatch"},
     "mismatch-shape": {"collective_mismatch"},
-    "mismatch-group": {"collective_missing_rank", "collective_mismatch"},
     "skip": {"collective_mismatch", "collective_missing_rank"},
     "exit": {"rank_exited_early"},
     "return": {"rank_exited_early", "collective_mismatch", "collective_missing_rank"},
@@ -25,7 +24,6 @@ joins."""
 FAULT_FUNCTIONS = {
     "mismatch-operation": "_mismatched_operation",
     "mismatch-shape": "_mismatched_shape",
-    "mismatch-group": "_mismatched_group",
     "exit": "_exit",
 }
 """The function that the verdict's location must name. A killed rank has no location; a rank that skipped is

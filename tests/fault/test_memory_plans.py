@@ -74,7 +74,6 @@ CAMPAIGN = [
         plans=(HALVED,))
         for phase in ("forward", "backward")
     ),
-    Shortage(name="NCCL's error", inject=("oom-nccl@rank1:step2",), plans=(HALVED,)),
     Shortage(
         name="two halvings from the first step", inject=("oom@rank0:step1:phase=forward:rows=2",),
         plans=(HALVED, QUARTERED),

@@ -1,4 +1,4 @@
-"""The places in a step at which the injected faults `oom` and `oom-nccl` raise.
+"""The places in a step at which the injected fault `oom` raises.
 
 Attached by `rank.py` to a trainer or to the models of a loop, in a rank that has such a fault. Reports
 each place with the number of rows and tokens that are computed there at once; does not decide whether memory
@@ -138,7 +138,7 @@ def _size(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[float, float]:
 
 
 class Due(Protocol):
-    """What `FaultContext` has for these errors."""
+    """What `FaultContext` has for this error."""
 
     text: str
 
@@ -153,15 +153,4 @@ def exhaust_memory(context: Due) -> NoReturn:
         " 512.00 MiB is free. Including non-PyTorch memory, this process has 78.65 GiB memory in use. Of the"
         " allocated memory 75.91 GiB is allocated by PyTorch, and 1.60 GiB is reserved by PyTorch but"
         f" unallocated. ({context.text})"
-    )
-
-
-def exhaust_memory_in_nccl(context: Due) -> NoReturn:
-    """Raise what NCCL raises without memory."""
-    import torch
-
-    raise torch.distributed.DistBackendError(
-        "NCCL error in: /pytorch/torch/csrc/distributed/c10d/NCCLUtils.cpp:94, unhandled cuda error (run"
-        " with NCCL_DEBUG=INFO for details), NCCL version 2.27.5\nncclUnhandledCudaError: Call to CUDA"
-        f" function failed.\nLast error:\nCuda failure 2 'out of memory' ({context.text})"
     )

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from grpo_run.runtime.errors import ConfigError
-from grpo_run.runtime.features.injections._exhaustion import exhaust_memory, exhaust_memory_in_nccl
+from grpo_run.runtime.features.injections._exhaustion import exhaust_memory
 from grpo_run.watchdog.memory.shortage import MemoryPhase
 from grpo_run.watchdog.observation import Phase
 
@@ -52,8 +52,6 @@ class FaultContext:
     """The trainer of the current `train()` call; None in a loop."""
     end_call: Callable[[], None] | None = None
     """Ends the current `train()` call or loop at the end of the step, on this rank alone."""
-    other_group: Any = None
-    """A second process group of all ranks, for `mismatch-group`."""
     open_phases: Callable[[], tuple[Phase, ...]] = tuple
     """Returns the phases that are open on the board, the outermost first."""
     seconds: float = 0.0
@@ -163,12 +161,6 @@ def _mismatched_shape(context: FaultContext) -> None:
     require_distributed(context).all_reduce(_ones(OTHER_ELEMENTS))
 
 
-@_collective("mismatch-group", "the rank calls all_reduce on another process group than the others")
-def _mismatched_group(context: FaultContext) -> None:
-    assert context.other_group is not None, "`Injector.taking_part` is entered before training"
-    require_distributed(context).all_reduce(_ones(ELEMENTS), group=context.other_group)
-
-
 @_collective("skip", "the rank skips an all_reduce that the others call")
 def _skip(context: FaultContext) -> None:
     require_distributed(context)  # raises the same error as on the ranks that make the call
@@ -231,9 +223,6 @@ _kind(
     " or backward, more than N rows times their padded length",
     MemoryPhase.forward,
 )(exhaust_memory)
-_kind("oom-nccl", "the same as NCCL reports it, instead of a collective", MemoryPhase.backward)(
-    exhaust_memory_in_nccl
-)
 
 
 def common_collective(context: FaultContext) -> None:

@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 from grpo_run.runtime.features.injections._exhaustion import Places
-from grpo_run.runtime.features.injections._faults import FaultContext, common_collective, require_distributed
+from grpo_run.runtime.features.injections._faults import FaultContext, common_collective
 from grpo_run.runtime.features.injections._injection import Injection, check
 from grpo_run.runtime.features.injections.events import FaultInjected
 from grpo_run.runtime.features.injections.settings import InjectionSettings, RankInjections
@@ -70,8 +70,6 @@ class Injector:
         self._common_step.clear()
         self._armed = [injection for injection in self._all if not maximum(int(injection not in self._armed))]
         context = self._context
-        if context.other_group is None and any(one.name == "mismatch-group" for one in self._armed):
-            context.other_group = require_distributed(context).new_group()
         self._in_loop = call.trainer is None
         context.trainer = call.trainer
         context.end_call = call.leave_loop or functools.partial(_leave_training, call.trainer)

@@ -102,17 +102,6 @@ def test_memory_runs_out_above_a_number_of_tokens_however_they_are_shared_among_
         pass_through(rank, model, 3)
 
 
-def test_nccl_reports_exhausted_memory_in_its_own_words(log: Log) -> None:
-    """The same error class as that of a lost connection."""
-    rank = InjectedRank(log, "oom-nccl@rank0:step1", rank=0, world_size=1)
-    with (
-        rank.call(model := torch.nn.Linear(2, 2)),
-        pytest.raises(torch.distributed.DistBackendError, match="Cuda failure 2 'out of memory'"),
-    ):
-        pass_through(rank, model, 2)
-    assert log.records[0].phase == MemoryPhase.backward.name
-
-
 @pytest.mark.parametrize("phase", ["generate", "score"])
 def test_memory_runs_out_in_the_parts_of_a_hand_written_loop(log: Log, phase: str) -> None:
     """The board shows one phase for its whole body: what generates and what records no gradients is told by

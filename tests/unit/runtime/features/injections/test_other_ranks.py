@@ -8,7 +8,7 @@ from support.builders.trainers.injections import InjectedRank, Log
 pytestmark = pytest.mark.usefixtures("logged_faults")
 
 
-@pytest.mark.parametrize("kind", ["mismatch-operation", "mismatch-shape", "mismatch-group", "skip"])
+@pytest.mark.parametrize("kind", ["mismatch-operation", "mismatch-shape", "skip"])
 @pytest.mark.parametrize("phase", ["reward", "forward_backward", "vote"])
 def test_all_ranks_make_the_same_calls_until_one_deviates(log: Log, kind: str, phase: str) -> None:
     """Once per step from the second step on, and not after the deviation."""

@@ -110,7 +110,7 @@ def test_canonical_text_is_parsed_to_the_same_injection(
         ("", "no such kind ''"),
         ("kil@rank1:step7", "did you mean kill?"),
         ("mismatch_shape@rank1:step7", "did you mean mismatch-shape?"),
-        ("mismatch@rank1:step7", "did you mean mismatch-operation, mismatch-shape or mismatch-group?"),
+        ("mismatch@rank1:step7", "did you mean mismatch-operation or mismatch-shape?"),
         ("Kill@rank1:step7", "did you mean kill?"),
         ("zzz@rank1:step7", "one of kill, exception"),
         ("kill", "write KIND@rankR:stepN"),
