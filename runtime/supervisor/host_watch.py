@@ -12,10 +12,7 @@ acts, from the mildest measure to a restart:
 The restart saves into a slot that has its memory already, or directly to disk. It is left out if it cannot be
 made without loss, or if the last one was only some steps ago.
 
-Also says whether the kernel's OOM killer has ended the previous supervisor. The guardian reads the counter
-of killed processes as soon as the supervisor has ended; compared with the last sample, that settles it. If
-the guardian was killed too, as with `memory.oom.group`, that memory was short makes it probable. Does not
-make verdicts.
+Does not make verdicts.
 """
 
 from __future__ import annotations
