@@ -1,4 +1,4 @@
-"""`grpo-run demo`: train the arithmetic recipe with two ranks, kill one half-way, and plot the reward.
+"""`grpo-run demo`: train the arithmetic recipe with two ranks, kill one half-way, and write the report.
 
 Starts `grpo-run train` as the user would, follows its journal, and prints a summary. Writes all files into
 one directory.
@@ -14,8 +14,10 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from statistics import fmean
 
 from grpo_run.cli.command_parser import CommandParser
+from grpo_run.cli.report import write_report
 from grpo_run.runtime.errors import ConfigError
 from grpo_run.runtime.history.events import RankStarted, StepCommitted
 from grpo_run.runtime.history.history import DECODER
@@ -29,15 +31,17 @@ POLL_SECONDS = 0.02
 MARKER = ".grpo-run-demo"
 """File that marks a directory as made by the demo: no other directory is ever removed."""
 KILLED_RANK = 1
+COMPARED_STEPS = 20
+"""The summary compares the mean rewards of this many first and last steps."""
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run the demo; 0 if training finished, the fault was recovered and the plot is written."""
+    """Run the demo; 0 if training finished, the fault was recovered and the report is written."""
     parser = CommandParser(
         prog="grpo-run demo",
         description=(
             "Train the arithmetic recipe with two ranks, kill one half-way with SIGKILL, let the run recover,"
-            " and plot the reward. Takes about a minute on two CPU cores."
+            " and write the report of the run. Takes about a minute on two CPU cores."
         ),
     )
     parser.add_argument(
@@ -132,15 +136,14 @@ def _is_half_way(event: StepCommitted) -> bool:
 
 
 def _report(run: RunDirectory, out: Path, code: int, killed_after: int | None, seconds: float) -> int:
-    """Plot the reward, print the summary, and return the demo's exit code."""
+    """Write the report, print the summary, and return the demo's exit code."""
     from rich.console import Console
     from rich.table import Table
 
-    from grpo_run.dashboards.reward_plot import draw_run
-    from grpo_run.runtime.history.reader import read_journal
+    from grpo_run.dashboards.reports.run_contents import read_run_report
+    from grpo_run.dashboards.reports.run_page import as_html
 
     status = run_reader(run).read()
-    plot = out / "reward.png"
     console = Console(highlight=False, markup=False)
     console.print()
     console.print(status.sentence, style="bold")
@@ -150,12 +153,15 @@ def _report(run: RunDirectory, out: Path, code: int, killed_after: int | None, s
         )
         console.print(f"The demo failed: exit code {code}, {what}. The journal is {run.journal}.")
         return code or 1
-    drawn = draw_run(read_journal(run.journal), plot)
+    report, path = read_run_report(run), out / "report.html"
+    write_report(path, as_html(report).encode())
+    rewards = [mean for _, mean, _, _ in report.curves.get("reward", ())]
     recovered = [recovery for recovery in status.history.recoveries if recovery.recovery_seconds is not None]
     goodput = status.history.goodput()
     table = Table.grid(padding=(0, 2))
-    table.add_row("reward, first 20 steps", f"{drawn.first_reward:.3f}")
-    table.add_row("reward, last 20 steps", f"{drawn.last_reward:.3f}")
+    if rewards:
+        table.add_row("reward, first 20 steps", f"{fmean(rewards[:COMPARED_STEPS]):.3f}")
+        table.add_row("reward, last 20 steps", f"{fmean(rewards[-COMPARED_STEPS:]):.3f}")
     table.add_row("faults recovered", f"{len(recovered)} of 1")
     for recovery in recovered:
         table.add_row("  from the kill to the next step", f"{recovery.recovery_seconds:.2f} s")
@@ -164,7 +170,7 @@ def _report(run: RunDirectory, out: Path, code: int, killed_after: int | None, s
         "goodput", "unknown" if goodput is None else f"{goodput:.0%} (start-up and imports included)"
     )
     table.add_row("duration of the demo", f"{seconds:.0f} s")
-    table.add_row("plot", str(drawn.path or "not drawn: pip install 'grpo-run[plots]'"))
+    table.add_row("report", str(path))
     table.add_row("journal, logs, incident", str(run.path))
     console.print(table)
     return 0 if len(recovered) == 1 else 1
