@@ -8,18 +8,21 @@ I/O and exports nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Generic, Literal, TypeVar
 
+from grpo_run.runtime.history.history import History
 from grpo_run.runtime.history.status import RunStatus
 from grpo_run.watchdog.observation import Slot
 from grpo_run.watchdog.rank_metrics import Unit
 from grpo_run.watchdog.stalls.durations import HISTOGRAM_EDGES_SECONDS, Histogram
 
 Kind = Literal["gauge", "counter", "histogram"]
-Sample = tuple[tuple[str, ...], float | Histogram | None]
-"""Label values in the order of the metric's labels, and the value. None and NaN are not exported."""
+Value = float | Histogram | None
+"""None and NaN are not exported."""
+Values = Value | Mapping[str, Value] | Mapping[tuple[str, str], Value] | Mapping[tuple[str, str, str], Value]
+"""What is read of a metric: one value, or values by the value of its label, or by those of its labels."""
 
 HISTOGRAM_SERIES = len(HISTOGRAM_EDGES_SECONDS) + 3
 """One for each edge and for infinity, the sum and the count."""
@@ -60,6 +63,11 @@ class RunObservation:
     monotonic_seconds: float
     wall_seconds: float
 
+    @property
+    def history(self) -> History:
+        """What the journal says."""
+        return self.status.history
+
     def ranks(self) -> Iterator[tuple[str, Slot | None]]:
         """Yield each known rank's label and slot; the slot is None if it cannot be read."""
         for index, slot in enumerate(self.slots):
@@ -86,14 +94,23 @@ Source = TypeVar("Source", RunObservation, Exporter)
 
 @dataclass(frozen=True, kw_only=True)
 class Metric(Generic[Source]):
-    """One metric family. `read` is pure: equal sources give equal samples."""
+    """One metric family. `read` is pure: equal sources give equal values."""
 
-    name: str
     kind: Kind
-    help: str
+    name: str
     unit: Unit
-    read: Callable[[Source], Iterator[Sample]]
-    labels: tuple[Label, ...] = ()
+    read: Callable[[Source], Values]
+    help: str
+    labels: tuple[Label, ...]
+
+    def samples(self, source: Source) -> Iterator[tuple[tuple[str, ...], Value]]:
+        """Yield each value with those of its labels, in the order of the metric's labels."""
+        found = self.read(source)
+        if not isinstance(found, Mapping):
+            yield (), found
+            return
+        for labels, value in found.items():
+            yield (labels,) if isinstance(labels, str) else labels, value
 
     @property
     def label_names(self) -> tuple[str, ...]:
@@ -109,35 +126,30 @@ class Metric(Generic[Source]):
         return series
 
 
-def run_value(
-    value: Callable[[RunObservation], float | None],
-) -> Callable[[RunObservation], Iterator[Sample]]:
-    """Read one value per run."""
-
-    def read(observation: RunObservation) -> Iterator[Sample]:
-        yield (), value(observation)
-
-    return read
+def gauge(
+    name: str, unit: Unit, read: Callable[[Source], Values], help: str, *labels: Label
+) -> Metric[Source]:
+    """Return a row of a table: a value that rises and falls."""
+    return Metric(kind="gauge", name=name, unit=unit, read=read, help=help, labels=labels)
 
 
-def rank_value(
-    value: Callable[[RunObservation, Slot], float],
-) -> Callable[[RunObservation], Iterator[Sample]]:
+def counter(
+    name: str, unit: Unit, read: Callable[[Source], Values], help: str, *labels: Label
+) -> Metric[Source]:
+    """Return a row of a table: a number that only grows, from 0 on."""
+    return Metric(kind="counter", name=name, unit=unit, read=read, help=help, labels=labels)
+
+
+def histogram(name: str, read: Callable[[Source], Values], help: str, *labels: Label) -> Metric[Source]:
+    """Return a row of a table: how long something took, each time."""
+    return Metric(kind="histogram", name=name, unit="seconds", read=read, help=help, labels=labels)
+
+
+def by_rank(value: Callable[[RunObservation, Slot], float]) -> Callable[[RunObservation], Values]:
     """Read one value per readable rank."""
-
-    def read(observation: RunObservation) -> Iterator[Sample]:
-        for rank, slot in observation.readable():
-            yield (rank,), value(observation, slot)
-
-    return read
+    return lambda run: {rank: value(run, slot) for rank, slot in run.readable()}
 
 
-def rank_total(name: str) -> Callable[[RunObservation], Iterator[Sample]]:
+def counted_by_rank(name: str) -> Callable[[RunObservation], Values]:
     """Read what each readable rank has counted, over all attempts."""
-
-    def read(observation: RunObservation) -> Iterator[Sample]:
-        totals = observation.status.history.ranks
-        for rank, slot in observation.readable():
-            yield (rank,), totals.total(slot.rank, slot.attempt, name, slot.value(name))
-
-    return read
+    return by_rank(lambda run, slot: run.history.ranks.total(slot.rank, slot.attempt, name, slot.value(name)))

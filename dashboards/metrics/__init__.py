@@ -2,6 +2,6 @@
 
 Start with `catalogue.py`, the table of all metrics. One that ranks publish or log is a row of
 `watchdog/rank_metrics.py`; to add another, add an entry there. `labels.py` defines the types and the closed
-sets of label values, `_readings.py` and `_memory.py` compute samples, `_collector.py` evaluates the table for
-every scrape, `server.py` serves the pages, and `address.py` opens the port. Stores nothing.
+sets of label values, `_memory.py` and `_collectives.py` are parts of the table, `_collector.py` evaluates it
+for every scrape, `server.py` serves the pages, and `address.py` opens the port. Stores nothing.
 """

@@ -20,13 +20,15 @@ from http import HTTPStatus
 from typing import Any
 
 import structlog
+from prometheus_client import generate_latest
 from waitress import create_server, wasyncore
 
-from grpo_run.dashboards.metrics._collector import CONTENT_TYPE, ObservationFailed, RunCollector, exposition
+from grpo_run.dashboards.metrics._collector import ObservationFailed, RunCollector
 from grpo_run.dashboards.metrics.address import BACKLOG, DEFAULT_ADDRESS, Listener, open_listener
 from grpo_run.runtime.history.status import RunStatus
 
 METHODS = ("GET", "HEAD")
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 SCRAPER_HEADER = "HTTP_X_PROMETHEUS_SCRAPE_TIMEOUT_SECONDS"
 """Prometheus sends it with every scrape; a person who looks at the page does not."""
 POLL_SECONDS = 0.05
@@ -205,7 +207,8 @@ def application(
         if path == "/metrics":
             if SCRAPER_HEADER in environ:
                 collector.announce_scraper()
-            return _answer(start_response, HTTPStatus.OK, CONTENT_TYPE, exposition(collector.collect()))
+            page = generate_latest(collector.registry).decode()
+            return _answer(start_response, HTTPStatus.OK, CONTENT_TYPE, page)
         try:
             if path == "/state.json":
                 text = collector.observe(lambda seen: json.dumps(seen.status.as_json(), allow_nan=False))

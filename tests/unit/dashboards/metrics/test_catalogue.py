@@ -14,7 +14,7 @@ import pytest
 from support.journal import as_event
 from support.transcripts import Story, stories
 
-from grpo_run.dashboards.metrics.catalogue import ALL_METRICS, LABELS, RUN_METRICS
+from grpo_run.dashboards.metrics.catalogue import ALL_METRICS, RUN_METRICS
 from grpo_run.dashboards.metrics.labels import DECIDED_ACTIONS, INCIDENT_CAUSES
 from grpo_run.runtime.features import modules
 from grpo_run.runtime.history.recovery import Recovery
@@ -35,9 +35,10 @@ def observation_of(status: RunStatus) -> RunObservation:
 def samples(name: str, observation: RunObservation) -> dict[tuple[str, ...], float | None]:
     """The samples of one metric of the catalogue, by label values."""
     (metric,) = [metric for metric in RUN_METRICS if metric.name == name]
-    pairs = list(metric.read(observation))
-    assert len({labels for labels, _ in pairs}) == len(pairs), "duplicate series"
-    return dict(pairs)
+    return {
+        labels: float(value) if isinstance(value, (bool, int)) else value
+        for labels, value in metric.samples(observation)
+    }
 
 
 def members_used(tree: ast.AST, enum: str) -> Iterator[str]:
@@ -72,7 +73,7 @@ def test_every_action_that_is_decided_is_exported_and_no_other() -> None:
 
 def test_names_are_unique() -> None:
     """Each metric has its own name."""
-    assert len(LABELS) == len(ALL_METRICS)
+    assert len({metric.name for metric in ALL_METRICS}) == len(ALL_METRICS)
 
 
 @pytest.mark.parametrize("metric", ALL_METRICS, ids=lambda metric: metric.name)
@@ -105,7 +106,7 @@ def test_no_metric_exports_more_series_than_it_declares(make_slot: Any, make_sta
     """A full observation stays within the declared bound, and every label value is in its closed set."""
     observation = observation_of(make_status(*(make_slot(rank) for rank in range(4))))
     for metric in RUN_METRICS:
-        pairs = list(metric.read(observation))
+        pairs = list(metric.samples(observation))
         assert 0 < len(pairs) <= metric.max_series(4), metric.name
         for values, _ in pairs:
             assert len(values) == len(metric.labels), metric.name
@@ -122,7 +123,7 @@ def test_unreadable_rank_is_exported_only_as_unobservable(
     for metric in RUN_METRICS:
         if "rank" in metric.label_names and metric.name != "grpo_rank_observable":
             place = metric.label_names.index("rank")
-            assert {values[place] for values, _ in metric.read(observation)} == {"0"}, metric.name
+            assert {values[place] for values, _ in metric.samples(observation)} == {"0"}, metric.name
 
 
 class SamplesShell:
