@@ -155,7 +155,7 @@ def _report(run: RunDirectory, out: Path, code: int, killed_after: int | None, s
         return code or 1
     report, path = read_run_report(run), out / "report.html"
     write_report(path, as_html(report).encode())
-    rewards = [mean for _, mean, _, _ in report.curves.get("reward", ())]
+    rewards = [mean for _, mean, _, _ in report["curves"].get("reward", ())]
     recovered = [recovery for recovery in status.history.recoveries if recovery.recovery_seconds is not None]
     goodput = status.history.goodput()
     table = Table.grid(padding=(0, 2))

@@ -134,7 +134,7 @@ def _rank_cells(rank: Mapping[str, Any]) -> list[str]:
         _or(rank["phase_seconds"], duration_text),
         "behind" if late is None else f"+{late:.2f} s",
         _or(memory.get("now_bytes"), size_text),
-        _or(memory.get("limit_bytes"), size_text),
+        _or(memory.get("capacity_bytes"), size_text),
     ]
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from grpo_run.dashboards.clean_text import clean
-from grpo_run.dashboards.live.view import MAX_LABEL
+from grpo_run.dashboards.run_facts import MAX_LABEL
 from grpo_run.watchdog.evidence.incident_files import read_end
 
 MAX_READ_BYTES = 1024 * 1024

@@ -145,21 +145,6 @@ def _bar(span: _Span, begin: float, scale: float) -> Markup:
 
 
 @dataclass(frozen=True, kw_only=True)
-class FaultMark:
-    """A fault on the axis of steps.
-
-    Args:
-        step: the last step that was completed before it.
-        redone_from: the step from which training resumed; None if that is not known.
-        text: what is shown for it.
-    """
-
-    step: int
-    redone_from: int | None
-    text: str
-
-
-@dataclass(frozen=True, kw_only=True)
 class CurveChart:
     """A curve for the template: its SVG, and the numbers of its axes as texts."""
 
@@ -173,14 +158,16 @@ class CurveChart:
 
 
 def curve_chart(
-    name: str, points: Sequence[Point], marks: Sequence[FaultMark], *, from_zero: bool = False
+    name: str, points: Sequence[Point], marks: Sequence[Mapping[str, Any]], *, from_zero: bool = False
 ) -> CurveChart:
     """Return a curve: a line of means, and an area between the extremes of each group of steps.
 
     Args:
         name: shown above it.
         points: not empty, in ascending order.
-        marks: faults; lines, and areas of the steps that were done again.
+        marks: faults: `step` is the last one that was completed before it, `redone_from` the one from which
+            training resumed, None if that is not known, and `text` what is shown. Lines, and areas of the
+            steps that were done again.
         from_zero: whether the lower edge is 0, so that small changes look small.
     """
     low = 0.0 if from_zero else min(point[2] for point in points)
@@ -196,16 +183,17 @@ def curve_chart(
 
     redone, lines = [], []
     for mark in marks:
-        if mark.redone_from is not None and mark.redone_from < mark.step:
-            left = x(mark.redone_from)
+        step, resumed = mark["step"], mark["redone_from"]
+        if resumed is not None and resumed < step:
+            left = x(resumed)
             redone.append(
                 Markup('<rect class="redone" x="{:.1f}" y="0" width="{:.1f}" height="{}"/>').format(
-                    left, max(1.0, x(mark.step) - left), HEIGHT
+                    left, max(1.0, x(step) - left), HEIGHT
                 )
             )
         lines.append(
             Markup('<path class="fault" d="M{:.1f},0V{}"><title>{}</title></path>').format(
-                x(mark.step), HEIGHT, mark.text
+                x(step), HEIGHT, mark["text"]
             )
         )
     upper = " ".join(place(step, largest) for step, _, _, largest in points)
