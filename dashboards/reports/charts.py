@@ -44,25 +44,6 @@ Point = tuple[int, float, float, float]
 """Step, mean, smallest and largest value of a group of steps."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class TimelineRow:
-    """The phases of one rank. `open_text` says which phase has not ended."""
-
-    rank: int
-    culprit: bool
-    open_text: str
-    bars: Markup
-
-
-@dataclass(frozen=True, kw_only=True)
-class Timeline:
-    """What the template draws: rows, the phases with their colors, and when the view begins, in seconds."""
-
-    rows: tuple[TimelineRow, ...]
-    legend: tuple[tuple[str, str], ...]
-    begin_seconds: float
-
-
 @dataclass(frozen=True)
 class _Span:
     phase: str
@@ -71,8 +52,9 @@ class _Span:
     is_open: bool
 
 
-def timeline_chart(timeline: Mapping[str, Any], culprits: Collection[int]) -> Timeline | None:
-    """Return a row of bars for each rank, or None if the timeline has no valid phase.
+def timeline_chart(timeline: Mapping[str, Any], culprits: Collection[int]) -> dict[str, Any] | None:
+    """Return a row of bars for each rank, with the phase that has not ended, the phases with their colors,
+    and when the view begins, in seconds; None if the timeline has no valid phase.
 
     Args:
         timeline: `{"ranks": {"0": [[phase, begin, end or null], …]}, "now": seconds}`; null marks an open
@@ -101,16 +83,15 @@ def timeline_chart(timeline: Mapping[str, Any], culprits: Collection[int]) -> Ti
         open_text = ", ".join(
             f"{span.phase} for {span.end - span.begin:.3g} s" for span in spans if span.is_open
         )
-        drawn.append(
-            TimelineRow(rank=rank, culprit=rank in culprits, open_text=open_text, bars=Markup("").join(bars))
-        )
+        row = {"rank": rank, "culprit": rank in culprits, "open_text": open_text}
+        drawn.append(row | {"bars": Markup("").join(bars)})
     phases = {span.phase for span in inside}
     names = [phase for phase in PHASE_COLORS if phase in phases] + sorted(phases - set(PHASE_COLORS))
-    return Timeline(
-        rows=tuple(drawn),
-        legend=tuple((name, PHASE_COLORS.get(name, OTHER_COLOR)) for name in names),
-        begin_seconds=begin - now,
-    )
+    return {
+        "rows": drawn,
+        "legend": [(name, PHASE_COLORS.get(name, OTHER_COLOR)) for name in names],
+        "begin_seconds": begin - now,
+    }
 
 
 def spans_of(timeline: Mapping[str, Any]) -> dict[int, list[_Span]]:
@@ -144,23 +125,11 @@ def _bar(span: _Span, begin: float, scale: float) -> Markup:
     return bar.format(left, width, PHASE_COLORS.get(span.phase, OTHER_COLOR), text)
 
 
-@dataclass(frozen=True, kw_only=True)
-class CurveChart:
-    """A curve for the template: its SVG, and the numbers of its axes as texts."""
-
-    name: str
-    last: str
-    low: str
-    high: str
-    first_step: int
-    last_step: int
-    svg: Markup
-
-
 def curve_chart(
     name: str, points: Sequence[Point], marks: Sequence[Mapping[str, Any]], *, from_zero: bool = False
-) -> CurveChart:
-    """Return a curve: a line of means, and an area between the extremes of each group of steps.
+) -> dict[str, Any]:
+    """Return a curve: its SVG, a line of means and an area between the extremes of each group of steps, and
+    the numbers of its axes as texts.
 
     Args:
         name: shown above it.
@@ -199,22 +168,17 @@ def curve_chart(
     upper = " ".join(place(step, largest) for step, _, _, largest in points)
     lower = " ".join(place(step, smallest) for step, _, smallest, _ in reversed(points))
     means = " ".join(place(step, mean) for step, mean, _, _ in points)
-    return CurveChart(
-        name=name,
-        last=number_text(points[-1][1]),
-        low=number_text(low),
-        high=number_text(high),
-        first_step=first,
-        last_step=last,
-        svg=Markup("").join(
-            [
-                *redone,
-                Markup('<polygon class="extremes" points="{} {}"/>').format(upper, lower),
-                Markup('<polyline class="mean" points="{}"/>').format(means),
-                *lines,
-            ]
-        ),
-    )
+    area = Markup('<polygon class="extremes" points="{} {}"/>').format(upper, lower)
+    line = Markup('<polyline class="mean" points="{}"/>').format(means)
+    return {
+        "name": name,
+        "last": number_text(points[-1][1]),
+        "low": number_text(low),
+        "high": number_text(high),
+        "first_step": first,
+        "last_step": last,
+        "svg": Markup("").join([*redone, area, line, *lines]),
+    }
 
 
 def number_text(value: float) -> str:

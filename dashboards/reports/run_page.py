@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from grpo_run.dashboards.reports.charts import curve_chart
@@ -29,35 +28,26 @@ Report = Mapping[str, Any]
 CURVES = {"reward": "Reward", "loss": "Loss", "completion_length": "Completion length", "kl": "KL divergence"}
 
 
-@dataclass(frozen=True, kw_only=True)
-class WallRow:
-    """One state of the wall time; `left` and `width` place its bar, in percent of all time."""
-
-    state: str
-    label: str
-    seconds: str
-    share: str
-    left: float
-    width: float
-
-
-def wall_rows(report: Report) -> list[WallRow]:
-    """Return the states that took time; each bar begins where the one before it ends."""
+def wall_rows(report: Report) -> list[dict[str, Any]]:
+    """Return the states that took time. `left` and `width` place a bar, in percent of all time: each begins
+    where the one before it ends.
+    """
     total = sum(report["wall_seconds"].values())
-    rows, left = [], 0.0
+    rows: list[dict[str, Any]] = []
+    left = 0.0
     for state, seconds in report["wall_seconds"].items():
         if total <= 0 or seconds <= 0:
             continue
         share = 100 * seconds / total
         rows.append(
-            WallRow(
-                state=state.partition(" ")[0],
-                label=LABELS.get(state, state),
-                seconds=long_duration(seconds),
-                share=f"{share:.1f}%",
-                left=left,
-                width=share,
-            )
+            {
+                "state": state.partition(" ")[0],
+                "label": LABELS.get(state, state),
+                "seconds": long_duration(seconds),
+                "share": f"{share:.1f}%",
+                "left": left,
+                "width": share,
+            }
         )
         left += share
     return rows

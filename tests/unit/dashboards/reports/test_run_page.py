@@ -29,8 +29,8 @@ def test_wall_time_is_complete_and_drawn_as_a_waterfall(tmp_path: Path) -> None:
     assert report["wall_seconds"]["redone"] == pytest.approx(7 * STEP_SECONDS, abs=1)
     rows = wall_rows(report)
     for one, following in itertools.pairwise(rows):
-        assert one.left + one.width == pytest.approx(following.left)
-    assert rows[-1].left + rows[-1].width == pytest.approx(100)
+        assert one["left"] + one["width"] == pytest.approx(following["left"])
+    assert rows[-1]["left"] + rows[-1]["width"] == pytest.approx(100)
 
 
 def test_recoveries_and_steps_done_again_are_marked(tmp_path: Path) -> None:
