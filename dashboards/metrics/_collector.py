@@ -13,13 +13,11 @@ part is pure: clocks are passed in. Does not serve HTTP and does not cache.
 from __future__ import annotations
 
 import math
-import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate, pairwise
 from statistics import median
-from typing import TypeVar
 
 import structlog
 from prometheus_client import CollectorRegistry
@@ -76,7 +74,6 @@ def stay_seconds(scrapes: Sequence[float], now: float, *, ended_at: float, annou
     return min(left, wait_seconds(scrapes, now, announced=announced))
 
 
-Result = TypeVar("Result")
 Family = CounterMetricFamily | GaugeMetricFamily | HistogramMetricFamily
 KINDS: dict[Kind, type[Family]] = {
     "counter": CounterMetricFamily, "gauge": GaugeMetricFamily, "histogram": HistogramMetricFamily,
@@ -86,12 +83,8 @@ EDGES = (*map(repr, HISTOGRAM_EDGES_SECONDS), "+Inf")
 log = structlog.get_logger(__name__)
 
 
-class ObservationFailed(Exception):
-    """The run could not be read. The original error is chained, and has been logged and counted."""
-
-
 class RunCollector(Collector):
-    """Prometheus collector for one run. Thread-safe: the run is read by one thread at a time.
+    """Prometheus collector for one run. Used by one thread.
 
     Args:
         read: returns the run's status; any exception counts as a failed observation.
@@ -109,7 +102,6 @@ class RunCollector(Collector):
         self._read = read
         self._monotonic = monotonic
         self._wall = wall
-        self._lock = threading.Lock()
         self._run_id = ""
         self._first_rank = 0
         self._rank_count = 0
@@ -124,12 +116,8 @@ class RunCollector(Collector):
     def collect(self) -> Iterator[Family]:
         """Read the run once and yield its metric families; a failed read does not raise."""
         self._scrapes.append(self._monotonic())
-        failed = False
-        try:
-            yield from self.observe(self._families)
-        except ObservationFailed:
-            failed = True
-        exporter = Exporter(failed=failed, failures=self._failures, observed_at=self._observed_at)
+        yield from self._observed()
+        exporter = Exporter(failed=self._failing, failures=self._failures, observed_at=self._observed_at)
         for metric in EXPORTER_METRICS:
             yield self._family(metric, exporter)
 
@@ -147,28 +135,24 @@ class RunCollector(Collector):
             tuple(self._scrapes), self._monotonic(), ended_at=ended_at, announced=self._announced
         )
 
-    def observe(self, evaluate: Callable[[RunObservation], Result]) -> Result:
-        """Read the run once and return `evaluate` of the observation.
-
-        Raises:
-            ObservationFailed: reading or evaluating failed. Every failure is counted; the first of
-                consecutive failures is logged.
+    def _observed(self) -> list[Family]:
+        """Return the families of the run; none if it cannot be read. Every failure is counted; the first of
+        consecutive failures is logged.
         """
-        with self._lock:
-            try:
-                observation = self._observation(self._read())
-                result = evaluate(observation)
-            except Exception as error:
-                self._failures += 1
-                if not self._failing:
-                    log.exception("run_not_observed", run_id=self._run_id)
-                self._failing = True
-                raise ObservationFailed(f"{type(error).__name__}: {error}") from error
-            if self._failing:
-                log.info("run_observed_again", run_id=self._run_id, failures=self._failures)
-            self._failing = False
-            self._observed_at = observation.wall_seconds
-            return result
+        try:
+            observation = self._observation(self._read())
+            families = [self._family(metric, observation) for metric in RUN_METRICS]
+        except Exception:
+            self._failures += 1
+            if not self._failing:
+                log.exception("run_not_observed", run_id=self._run_id)
+            self._failing = True
+            return []
+        if self._failing:
+            log.info("run_observed_again", run_id=self._run_id, failures=self._failures)
+        self._failing = False
+        self._observed_at = observation.wall_seconds
+        return families
 
     def _observation(self, status: RunStatus) -> RunObservation:
         self._run_id = status.run_id
@@ -179,9 +163,6 @@ class RunCollector(Collector):
             monotonic_seconds=self._monotonic(),
             wall_seconds=self._wall(),
         )
-
-    def _families(self, observation: RunObservation) -> list[Family]:
-        return [self._family(metric, observation) for metric in RUN_METRICS]
 
     def _known_slots(self, status: RunStatus) -> tuple[Slot | None, ...]:
         # Until the run ends, every rank that was ever read stays exported as unobservable, even if the
