@@ -26,7 +26,7 @@ def main(arguments: Sequence[str]) -> int:
     name, overrides, options = split(arguments, words)
     recipe = load_recipe(name, overrides)
     if recipe.memgen is not None:
-        check_extra(f"the recipe {name}", "peft", "matplotlib")
+        check_extra(f"the recipe {name}", "peft")
     return launch.main(launch_arguments(name, overrides, options, guards=recipe.guards))
 
 
