@@ -1,7 +1,7 @@
 """What the report of a run and the live page both show of it, as JSON values.
 
-Called by `reports/run_contents.py` and `live/view.py`. Texts are cut and freed of control characters here,
-for pages, the terminal, Markdown and JSON alike. Pure.
+Called by `reports/run_contents.py`, `live/view.py` and `grpo-run status`. Texts are cut and freed of control
+characters here, for pages, the terminal, Markdown and JSON alike. Pure.
 """
 
 from __future__ import annotations

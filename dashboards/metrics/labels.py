@@ -35,27 +35,9 @@ MEMORY_PHASES = tuple(
 """The phases in which a rank allocates much. The memory of the others is in `grpo-run status --json`."""
 RANK_STATES = tuple(state.name for state in RankState if state is not RankState.absent)
 
-INCIDENT_CAUSES = (
-    Cause.exception,
-    Cause.signal,
-    Cause.startup_failure,
-    Cause.collective_mismatch,
-    Cause.collective_missing_rank,
-    Cause.rank_exited_early,
-    Cause.generation_stall,
-    Cause.reward_stall,
-    Cause.data_stall,
-    Cause.checkpoint_stall,
-    Cause.interpreter_stuck,
-    Cause.gpu_oom,
-    Cause.host_oom,
-    Cause.shm_full,
-    Cause.no_progress,
-    Cause.nonfinite,
-    Cause.learning_collapse,
-    Cause.unknown,
-)
-"""The causes a verdict can have. A member of `Cause` that no verdict uses yet is not exported."""
+NO_VERDICT = (Cause.disk_full, Cause.checkpoint_corrupt, Cause.preempted, Cause.node_lost)
+"""The causes that no verdict has yet; they are not exported."""
+INCIDENT_CAUSES = tuple(cause for cause in Cause if cause not in NO_VERDICT)
 
 DECIDED_ACTIONS = (Action.restart, Action.restart_from_earlier_checkpoint, *shown("ACTIONS"), Action.stop)
 """The actions the supervisor can decide on, with those of features."""

@@ -61,18 +61,17 @@ def timeline_chart(timeline: Mapping[str, Any], culprits: Collection[int]) -> di
             phase.
         culprits: ranks whose labels are bold.
     """
-    now = _number(timeline.get("now")) or 0.0
     rows = spans_of(timeline)
     every = [span for spans in rows.values() for span in spans]
     if not every:
         return None
-    longest_open = max((now - span.begin for span in every if span.is_open), default=0.0)
+    longest_open = max((-span.begin for span in every if span.is_open), default=0.0)
     shown = max(MIN_SHOWN_SECONDS, SHOWN_OPEN_PHASES * longest_open)
-    begin = max(min(span.begin for span in every), now - shown)
+    begin = max(min(span.begin for span in every), -shown)
     inside = [span for span in every if span.end > begin]
     by_length = sorted((span.end - span.begin for span in inside), reverse=True)
     shortest = by_length[MOST_BARS] if len(by_length) > MOST_BARS else 0.0
-    scale = WIDTH / max(now - begin, 1e-9)
+    scale = WIDTH / max(-begin, 1e-9)
     drawn = []
     for rank, spans in sorted(rows.items()):
         bars = [
@@ -90,12 +89,14 @@ def timeline_chart(timeline: Mapping[str, Any], culprits: Collection[int]) -> di
     return {
         "rows": drawn,
         "legend": [(name, PHASE_COLORS.get(name, OTHER_COLOR)) for name in names],
-        "begin_seconds": begin - now,
+        "begin_seconds": begin,
     }
 
 
 def spans_of(timeline: Mapping[str, Any]) -> dict[int, list[_Span]]:
-    """Return the valid phases of each rank. An open one ends when the timeline was written."""
+    """Return the valid phases of each rank, in seconds before the timeline was written. An open one ends
+    then.
+    """
     now = _number(timeline.get("now")) or 0.0
     ranks = timeline.get("ranks")
     rows: dict[int, list[_Span]] = {}
@@ -109,8 +110,8 @@ def spans_of(timeline: Mapping[str, Any]) -> dict[int, list[_Span]]:
                 rows[int(rank)].append(
                     _Span(
                         clean(phase, MAX_PHASE),
-                        start,
-                        now if stop is None else max(start, stop),
+                        start - now,
+                        0.0 if stop is None else max(start, stop) - now,
                         stop is None,
                     )
                 )

@@ -125,7 +125,7 @@ def _phases(run: RunDirectory, history: History, begin: float) -> list[dict[str,
         timeline = read_json(run.incidents / Path(recovery.incident or "?").name / "timeline.json")
         if not isinstance(timeline, dict):
             continue
-        written = recovery.at + (recovery.detection_seconds or 0.0) - _written_at(timeline)
+        written = recovery.at + (recovery.detection_seconds or 0.0)
         for rank, spans in spans_of(timeline).items():
             ranks.add(rank)
             events += [
@@ -139,11 +139,6 @@ def _phases(run: RunDirectory, history: History, begin: float) -> list[dict[str,
             break
     names = [_named("process_name", RUN + 1 + rank, 0, f"rank {rank}") for rank in sorted(ranks)]
     return names + events[:MOST_PHASES]
-
-
-def _written_at(timeline: dict[str, Any]) -> float:
-    now = timeline.get("now")
-    return float(now) if isinstance(now, (int, float)) else 0.0
 
 
 def _named(kind: str, process: int, lane: int, name: str) -> dict[str, Any]:
