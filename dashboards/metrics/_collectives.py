@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from grpo_run.dashboards.metrics.labels import GROUP, MOST_GROUPS
-from grpo_run.runtime.metrics import RANK, Metric, RunObservation, Values, gauge
+from grpo_run.dashboards.metrics.labels import MOST_GROUPS
+from grpo_run.runtime.metrics import Metric, RunObservation, Values, gauge
 from grpo_run.watchdog.deadlocks.collectives import DEFAULT_GROUP
 
 OTHER = "other"
@@ -53,11 +53,11 @@ def _gap(run: RunObservation) -> Values:
 COLLECTIVE_METRICS: tuple[Metric[RunObservation], ...] = (
     gauge("grpo_collectives_enqueued", "count", _position(0),
           "Sequence number of the last collective that the rank has enqueued in the process group, in this"
-          " attempt; read while metrics are scraped, at most every 5 s.", RANK, GROUP),
+          " attempt; read while metrics are scraped, at most every 5 s.", "rank", "group"),
     gauge("grpo_collectives_completed", "count", _position(1),
           "Sequence number of the last collective of the process group that has completed on the rank, in"
-          " this attempt.", RANK, GROUP),
+          " this attempt.", "rank", "group"),
     gauge("grpo_collective_straggler_gap", "count", _gap,
           "Completed collectives of the node's rank that is ahead in the process group minus those of the"
-          " one that is behind. Ranks are not read at exactly one time: a few are no gap.", GROUP),
+          " one that is behind. Ranks are not read at exactly one time: a few are no gap.", "group"),
 )  # fmt: skip

@@ -177,7 +177,7 @@ class RunCollector(Collector):
         return () if status.history.exit_code is not None else (None,) * self._rank_count
 
     def _family(self, metric: Metric[Source], source: Source) -> Family:
-        family = KINDS[metric.kind](metric.name, metric.help, labels=[RUN_ID, *metric.label_names])
+        family = KINDS[metric.kind](metric.name, metric.help, labels=[RUN_ID, *metric.labels])
         labels: tuple[str, ...]
         for labels, value in metric.samples(source):
             if isinstance(value, Histogram):

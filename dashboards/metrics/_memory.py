@@ -11,8 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from grpo_run.dashboards.metrics.labels import HELPER, HOST_MEMORY, MEMORY_PHASE, MEMORY_PHASES
-from grpo_run.runtime.metrics import RANK, Metric, RunObservation, Values, counter, gauge
+from grpo_run.dashboards.metrics.labels import MEMORY_PHASES
+from grpo_run.runtime.metrics import Metric, RunObservation, Values, counter, gauge
 from grpo_run.watchdog.memory.host_sample import HostSample, LimitUse
 from grpo_run.watchdog.memory.phase_memory import PhaseMemory, RankMemory
 from grpo_run.watchdog.observation import Slot
@@ -50,33 +50,35 @@ def _total(name: str, *, device: bool = False) -> Callable[[RunObservation], Val
 
 MEMORY_METRICS: tuple[Metric[RunObservation], ...] = (
     gauge("grpo_rank_gpu_memory_capacity_bytes", "bytes", _device(lambda memory: memory.capacity_bytes),
-          "Memory of the rank's GPU.", RANK),
+          "Memory of the rank's GPU.", "rank"),
     gauge("grpo_rank_gpu_memory_allocated_bytes", "bytes", _device(lambda memory: memory.allocated_bytes),
-          "GPU memory used by tensors of the rank at the end of the phase that it has measured last.", RANK),
+          "GPU memory used by tensors of the rank at the end of the phase that it has measured last.",
+          "rank"),
     gauge("grpo_rank_gpu_memory_reserved_bytes", "bytes", _device(lambda memory: memory.reserved_bytes),
-          "GPU memory that torch's allocator holds for the rank, used or not.", RANK),
+          "GPU memory that torch's allocator holds for the rank, used or not.", "rank"),
     gauge("grpo_rank_gpu_memory_inactive_split_bytes", "bytes",
           _device(lambda memory: memory.inactive_split_bytes),
-          "Unused parts of reserved GPU memory that cannot be returned, because other parts are used.", RANK),
+          "Unused parts of reserved GPU memory that cannot be returned, because other parts are used.",
+          "rank"),
     gauge("grpo_rank_gpu_memory_peak_bytes", "bytes",
           _phase(lambda memory: memory.peak_allocated_bytes, device=True),
           "Most GPU memory used by tensors in each phase of this attempt, without the phases inside it.",
-          RANK, MEMORY_PHASE),
+          "rank", "phase"),
     counter("grpo_rank_gpu_alloc_retries_total", "count", _total("retries", device=True),
-            "Allocations of the rank for which torch had to return all its caches first.", RANK),
+            "Allocations of the rank for which torch had to return all its caches first.", "rank"),
     counter("grpo_rank_gpu_ooms_total", "count", _total("ooms", device=True),
             "Allocations of the rank that failed for lack of GPU memory, even if the script continued.",
-            RANK),
+            "rank"),
     gauge("grpo_rank_resident_peak_bytes", "bytes",
           _phase(lambda memory: memory.peak_resident_bytes, device=False),
           "Most host memory of the rank known for each phase of this attempt, shared memory included.",
-          RANK, MEMORY_PHASE),
+          "rank", "phase"),
     counter("grpo_rank_cleanup_freed_bytes_total", "bytes", _total("freed_bytes"),
-            "Host memory that memory cleanup has freed.", RANK),
+            "Host memory that memory cleanup has freed.", "rank"),
     counter("grpo_rank_cleanup_released_bytes_total", "bytes", _total("released_bytes", device=True),
-            "GPU memory that memory cleanup has returned to the device.", RANK),
+            "GPU memory that memory cleanup has returned to the device.", "rank"),
     counter("grpo_rank_memory_accounting_seconds_total", "seconds", _total("spent_seconds"),
-            "Time the rank spent on measuring its memory.", RANK),
+            "Time the rank spent on measuring its memory.", "rank"),
 )  # fmt: skip
 
 
@@ -131,10 +133,10 @@ HOST_MEMORY_METRICS: tuple[Metric[RunObservation], ...] = (
           " version 2 only."),
     gauge("grpo_rank_host_memory_bytes", "bytes", _ranks,
           "Host memory of the rank by kind. Shared memory counts in every rank that maps it.",
-          RANK, HOST_MEMORY),
+          "rank", "kind"),
     gauge("grpo_helper_memory_bytes", "bytes", _helpers,
           "Anonymous memory of data-loader workers, of other processes that ranks have started, and of"
-          " grpo-run itself.", HELPER),
+          " grpo-run itself.", "helper"),
     gauge("grpo_snapshot_memory_bytes", "bytes", _sampled(lambda sample: sample.staging_bytes),
           "Memory of the run's snapshots."),
     gauge("grpo_shared_memory_used_bytes", "bytes",

@@ -1,4 +1,4 @@
-"""The labels of the metric catalogue with their closed sets of values.
+"""The closed sets of values that labels of the metric catalogue have.
 
 Causes and actions are listed only if the code can produce them; unit tests compare the lists with the
 sources. Used by every module of this folder. Defines no metric (`catalogue.py`) and performs no I/O.
@@ -9,11 +9,8 @@ from __future__ import annotations
 from grpo_run.runtime.features import shown
 from grpo_run.runtime.history.lifecycle import RunState
 from grpo_run.runtime.history.recovery import Action
-from grpo_run.runtime.history.totals import MOST_FUNCTIONS, CheckpointResult
-from grpo_run.runtime.history.wall_states import WallState
-from grpo_run.runtime.metrics import Label
 from grpo_run.watchdog.causes import Cause
-from grpo_run.watchdog.observation import EndReason, Phase, RankState
+from grpo_run.watchdog.observation import Phase, RankState
 
 UNKNOWN = "unknown"
 UNDECIDED = "undecided"
@@ -47,28 +44,6 @@ ACTION_NAMES = tuple(map(str, DECIDED_ACTIONS))
 RESTART_ACTIONS = tuple(action for action in ACTION_NAMES if action != Action.stop)
 ACTIONS = (*ACTION_NAMES, UNDECIDED)
 
-END_REASONS = tuple(reason.value for reason in EndReason)
-
-RUN_STATE = Label(name="state", values=RUN_STATES)
-RANK_STATE = Label(name="state", values=RANK_STATES)
-PHASE = Label(name="phase", values=PHASES)
-MEMORY_PHASE = Label(name="phase", values=MEMORY_PHASES)
-HOST_MEMORY = Label(name="kind", values=("anonymous", "file", "shared", "pinned"))
-HELPER = Label(name="helper", values=("data_workers", "other", "grpo_run"))
-CAUSE = Label(name="cause", values=CAUSES)
-END_REASON = Label(name="reason", values=END_REASONS)
-RESTART = Label(name="action", values=RESTART_ACTIONS)
-LAST_CAUSE = Label(name="cause", values=CAUSES, exclusive=True)
-LAST_ACTION = Label(name="action", values=ACTIONS, exclusive=True)
-CULPRIT = Label(name="culprit", values=None, exclusive=True)
-AWAITED_RANK = Label(name="rank", values=None, exclusive=True)
-AWAITED_PHASE = Label(name="phase", values=PHASES, exclusive=True)
-REWARD_FUNCTION = Label(name="function", values=None, most=MOST_FUNCTIONS + 1)
+OUTCOMES = ("recovered", "gave_up")
 MOST_GROUPS = 8
 """Process groups with a name of their own; further ones are one."""
-GROUP = Label(name="group", values=None, most=MOST_GROUPS + 1)
-CHECKPOINT_RESULT = Label(name="result", values=tuple(result.value for result in CheckpointResult))
-WALL_STATE = Label(name="state", values=tuple(state.value for state in WallState))
-OUTCOMES = ("recovered", "gave_up")
-OUTCOME = Label(name="outcome", values=OUTCOMES)
-VERSION = Label(name="version", values=None, exclusive=True)

@@ -30,8 +30,7 @@ for name in sorted(names):
     importlib.import_module(name)
 from grpo_run.dashboards.metrics import labels as listed
 assert listed.__file__.startswith(sys.argv[1]), listed.__file__
-labels = [label for label in vars(listed).values() if isinstance(label, listed.Label)]
-words = {value for label in labels for value in label.values or ()}
+words = {word for values in vars(listed).values() if isinstance(values, tuple) for word in values}
 print(len(names), *sorted(words & set(sys.argv[2:])))
 """
 """Imports every module of a copy but programs, and prints which of some words are labels of its metrics."""

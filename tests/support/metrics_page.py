@@ -30,7 +30,7 @@ def metrics_page() -> str:
     logged = {metric.name: ", ".join(f"`{name}`" for name in metric.logged_as) for metric in LOGGED}
     panels = _panels()
     rows = [
-        f"| `{metric.name}` | {metric.kind} | {metric.unit} | {', '.join(metric.label_names)} | {metric.help}"
+        f"| `{metric.name}` | {metric.kind} | {metric.unit} | {', '.join(metric.labels)} | {metric.help}"
         f" | {logged.get(metric.name, '')} | {', '.join(panels[metric.name])} |"
         for metric in ALL_METRICS
     ]

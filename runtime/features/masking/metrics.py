@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from grpo_run.runtime.features.masking.events import MOST_REASONS, MaskedSamples, MaskingReason
-from grpo_run.runtime.metrics import Label, Metric, RunObservation, Values, counter
-
-REASON = Label(name="reason", values=None, most=MOST_REASONS)
+from grpo_run.runtime.features.masking.events import MaskedSamples, MaskingReason
+from grpo_run.runtime.metrics import Metric, RunObservation, Values, counter
 
 
 def _masked(run: RunObservation) -> MaskedSamples:
@@ -20,7 +18,7 @@ def _samples(run: RunObservation) -> Values:
 METRICS: tuple[Metric[RunObservation], ...] = (
     counter("grpo_samples_masked_total", "count", _samples,
             "Samples left out of baseline and loss, by reason; steps repeated after a recovery count again.",
-            REASON),
+            "reason"),
     counter("grpo_groups_masked_total", "count", lambda run: _masked(run).groups,
             "Groups of completions of which no sample was left."),
     counter("grpo_steps_without_samples_total", "steps", lambda run: _masked(run).steps_without_samples,

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from grpo_run.runtime.features.phase_growth.events import GrownPhases
-from grpo_run.runtime.metrics import Label, Metric, RunObservation, Values, gauge
+from grpo_run.runtime.metrics import Metric, RunObservation, Values, gauge
 from grpo_run.watchdog.observation import Phase
-
-PHASE = Label(name="phase", values=tuple(phase.name for phase in Phase))
 
 
 def phase_growth(run: RunObservation) -> Values:
@@ -21,5 +19,5 @@ def phase_growth(run: RunObservation) -> Values:
 METRICS: tuple[Metric[RunObservation], ...] = (
     gauge("grpo_phase_growth_ratio", "ratio", phase_growth,
           "How many times as long a phase took for the same work as at the beginning, when it was found to"
-          " get slower; absent before. Callbacks count as one phase.", PHASE),
+          " get slower; absent before. Callbacks count as one phase.", "phase"),
 )  # fmt: skip
