@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from grpo_run.dashboards.metrics.labels import MOST_GROUPS
 from grpo_run.runtime.metrics import Metric, RunObservation, Values, gauge
 from grpo_run.watchdog.deadlocks.collectives import DEFAULT_GROUP
 
 OTHER = "other"
+MOST_GROUPS = 8
+"""Process groups with a name of their own; further ones are one."""
 
 
 def _names(run: RunObservation) -> dict[str, str]:

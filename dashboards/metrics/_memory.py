@@ -11,11 +11,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from grpo_run.dashboards.metrics.labels import MEMORY_PHASES
 from grpo_run.runtime.metrics import Metric, RunObservation, Values, counter, gauge
 from grpo_run.watchdog.memory.host_sample import HostSample, LimitUse
 from grpo_run.watchdog.memory.phase_memory import PhaseMemory, RankMemory
-from grpo_run.watchdog.observation import Slot
+from grpo_run.watchdog.observation import Phase, Slot
+
+MEMORY_PHASES = (
+    Phase.startup, Phase.generate, Phase.score, Phase.forward_backward, Phase.optimizer, Phase.checkpoint,
+    Phase.eval,
+)  # fmt: skip
+"""The phases in which a rank allocates much. The memory of the others is in `grpo-run status --json`."""
 
 
 def _measured(run: RunObservation, *, device: bool) -> Iterator[tuple[Slot, RankMemory]]:
@@ -36,7 +41,7 @@ def _phase(value: Callable[[PhaseMemory], float], *, device: bool) -> Callable[[
         (str(slot.rank), phase.name): value(own)
         for slot, memory in _measured(run, device=device)
         for phase, own in memory.phases.items()
-        if phase.name in MEMORY_PHASES
+        if phase in MEMORY_PHASES
     }
 
 

@@ -3,9 +3,10 @@
 Those of features, in their modules `metrics`, follow. What ranks publish as a number is listed in
 `watchdog/rank_metrics.py` and only taken over here. The collector exports exactly these metrics; dashboards
 and alert rules may query no others. Three rules hold for all of them. Label values come from closed sets or
-are local ranks (`labels.py`). A value that cannot be observed is not exported; `grpo_rank_observable` and
-`grpo_observation_failed` report this condition. Counters start at 0, because Prometheus does not count an
-increase in a series' first sample. The functions that read are pure: no file, no clock.
+are local ranks; causes and actions are among them only if the code can produce them. A value that cannot be
+observed is not exported; `grpo_rank_observable` and `grpo_observation_failed` report this condition. Counters
+start at 0, because Prometheus does not count an increase in a series' first sample. The functions that read
+are pure: no file, no clock.
 """
 
 from __future__ import annotations
@@ -18,19 +19,9 @@ from typing import Any
 
 from grpo_run.dashboards.metrics._collectives import COLLECTIVE_METRICS
 from grpo_run.dashboards.metrics._memory import HOST_MEMORY_METRICS, MEMORY_METRICS
-from grpo_run.dashboards.metrics.labels import (
-    ACTIONS,
-    CAUSES,
-    OUTCOMES,
-    PHASES,
-    RANK_STATES,
-    RESTART_ACTIONS,
-    RUN_STATES,
-    UNDECIDED,
-    UNKNOWN,
-)
-from grpo_run.runtime.features import modules
-from grpo_run.runtime.history.recovery import Recovery
+from grpo_run.runtime.features import modules, shown
+from grpo_run.runtime.history.lifecycle import RunState
+from grpo_run.runtime.history.recovery import Action, Recovery
 from grpo_run.runtime.history.status import WAITING_STATES
 from grpo_run.runtime.history.totals import CheckpointResult
 from grpo_run.runtime.metrics import (
@@ -44,10 +35,32 @@ from grpo_run.runtime.metrics import (
     gauge,
     histogram,
 )
-from grpo_run.watchdog.observation import EndReason, Phase
+from grpo_run.watchdog.causes import Cause
+from grpo_run.watchdog.observation import EndReason, Phase, RankState
 from grpo_run.watchdog.rank_metrics import TABLE, RankMetric
 from grpo_run.watchdog.stalls.awaited import AwaitedRank
 from grpo_run.watchdog.stalls.durations import Histogram
+
+UNKNOWN = "unknown"
+UNDECIDED = "undecided"
+
+RUN_STATES = (*(state.value for state in RunState), UNKNOWN)
+PHASES = tuple(phase.name for phase in Phase)
+RANK_STATES = tuple(state.name for state in RankState if state is not RankState.absent)
+
+NO_VERDICT = (Cause.disk_full, Cause.checkpoint_corrupt, Cause.preempted, Cause.node_lost)
+"""The causes that no verdict has yet; they are not exported."""
+INCIDENT_CAUSES = tuple(cause for cause in Cause if cause not in NO_VERDICT)
+
+DECIDED_ACTIONS = (Action.restart, Action.restart_from_earlier_checkpoint, *shown("ACTIONS"), Action.stop)
+"""The actions the supervisor can decide on, with those of features."""
+
+CAUSES = tuple(cause.value for cause in INCIDENT_CAUSES)
+ACTION_NAMES = tuple(map(str, DECIDED_ACTIONS))
+RESTART_ACTIONS = tuple(action for action in ACTION_NAMES if action != Action.stop)
+ACTIONS = (*ACTION_NAMES, UNDECIDED)
+
+OUTCOMES = ("recovered", "gave_up")
 
 
 def run_info(run: RunObservation) -> Values:

@@ -28,7 +28,7 @@ files = [file for file in root.rglob("*.py") if file.name not in ("__main__.py",
 names = [".".join(file.relative_to(root).with_suffix("").parts).removesuffix(".__init__") for file in files]
 for name in sorted(names):
     importlib.import_module(name)
-from grpo_run.dashboards.metrics import labels as listed
+from grpo_run.dashboards.metrics import catalogue as listed
 assert listed.__file__.startswith(sys.argv[1]), listed.__file__
 words = {word for values in vars(listed).values() if isinstance(values, tuple) for word in values}
 print(len(names), *sorted(words & set(sys.argv[2:])))

@@ -24,7 +24,7 @@ INDEPENDENT = {"watchdog.deadlocks", "watchdog.stalls", "watchdog.waits", "watch
 """Rooms that do not import one another: each proves or collects by itself."""
 MAINS = {name for name in FILES if name.endswith(".__main__")}
 PUBLIC_BY_PURPOSE = {name for name in FILES if name.startswith("trainers.recipes.")} | {
-    "dashboards.metrics.catalogue", "dashboards.metrics.labels",
+    "dashboards.metrics.catalogue",
 }  # fmt: skip
 """Recipes are read and copied, whoever imports them; queries of users rest on the catalogue."""
 PURE_ROOMS: dict[str, set[str]] = {

@@ -14,15 +14,16 @@ import pytest
 from support.journal import as_event
 from support.transcripts import Story, stories
 
-from grpo_run.dashboards.metrics.catalogue import ALL_METRICS, RUN_METRICS
-from grpo_run.dashboards.metrics.labels import (
+from grpo_run.dashboards.metrics.catalogue import (
     ACTIONS,
+    ALL_METRICS,
     CAUSES,
     DECIDED_ACTIONS,
     INCIDENT_CAUSES,
     OUTCOMES,
     PHASES,
     RANK_STATES,
+    RUN_METRICS,
     RUN_STATES,
 )  # fmt: skip
 from grpo_run.runtime.features import modules
