@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+from prometheus_client import generate_latest
 from rich.console import Console
 from rich.table import Table
 
@@ -26,16 +27,17 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 import msgspec
 from parts import machine
 
-from grpo_run.dashboards.metrics._collector import RunCollector, exposition
+from grpo_run.dashboards.metrics._collector import RunCollector
 from grpo_run.runtime.board._duration_table import TABLE_BYTES, DurationTableWriter
 from grpo_run.runtime.board.board import Board
 from grpo_run.runtime.history.events import AttemptStarted, RunStarted, StepCommitted, TrainStarted
 from grpo_run.runtime.history.history import History
 from grpo_run.runtime.history.status import live_status
+from grpo_run.runtime.launching.reading import history_parts
 from grpo_run.watchdog.observation import Phase, RankState
 from grpo_run.watchdog.rank_metrics import LOGGED_FIELDS
 
-BOUNDS_SECONDS = {8: 0.010, 1024: 0.500}
+BOUNDS_SECONDS = {8: 0.020, 1024: 1.000}
 """Most that a scrape may take, by number of ranks."""
 STEP_BOUND_SECONDS = 0.0001
 PHASES = (
@@ -70,13 +72,14 @@ def simulated(folder: Path, ranks: int) -> RunCollector:
         TrainStarted(rank=0, step=0, train_call=1, target_steps=100),
         *(StepCommitted(step=step, train_call=1) for step in range(1, 8)),
     ]
-    history = History.of(msgspec.structs.replace(event, time=float(at)) for at, event in enumerate(events))
+    timed = (msgspec.structs.replace(event, time=float(at)) for at, event in enumerate(events))
+    history = History.of(timed, history_parts())
     return RunCollector(lambda: live_status(("simulated", "running", ""), history, board))
 
 
 def scrape(collector: RunCollector) -> str:
     """Return one page."""
-    return exposition(collector.collect())
+    return generate_latest(collector.registry).decode()
 
 
 def seconds_of(action: Callable[[], object], times: int) -> list[float]:

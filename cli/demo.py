@@ -1,43 +1,41 @@
-"""`grpo-run demo`: train the arithmetic recipe with two ranks, kill one half-way, and plot the reward.
+"""`grpo-run demo`: train the arithmetic recipe with two ranks, kill one half-way, and write the report.
 
-Starts `grpo-run train` as the user would, follows its journal, and prints a summary. Writes all files into
+Starts `grpo-run train` with an injected fault, as the user would, and prints a summary. Writes all files into
 one directory.
 """
 
 from __future__ import annotations
 
-import os
 import shutil
-import signal
 import subprocess
 import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from statistics import fmean
 
 from grpo_run.cli.command_parser import CommandParser
+from grpo_run.cli.report import write_report
 from grpo_run.runtime.errors import ConfigError
-from grpo_run.runtime.history.events import RankStarted, StepCommitted
-from grpo_run.runtime.history.history import DECODER
-from grpo_run.runtime.history.journal import JournalReader
 from grpo_run.runtime.history.run_directory import RunDirectory
 from grpo_run.runtime.launching.reading import run_reader
+from grpo_run.trainers.recipes.recipe import load_recipe
 
 DEADLINE_SECONDS = 600.0
 STOP_SECONDS = 30.0
-POLL_SECONDS = 0.02
 MARKER = ".grpo-run-demo"
 """File that marks a directory as made by the demo: no other directory is ever removed."""
-KILLED_RANK = 1
+COMPARED_STEPS = 20
+"""The summary compares the mean rewards of this many first and last steps."""
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run the demo; 0 if training finished, the fault was recovered and the plot is written."""
+    """Run the demo; 0 if training finished, the fault was recovered and the report is written."""
     parser = CommandParser(
         prog="grpo-run demo",
         description=(
             "Train the arithmetic recipe with two ranks, kill one half-way with SIGKILL, let the run recover,"
-            " and plot the reward. Takes about a minute on two CPU cores."
+            " and write the report of the run. Takes about a minute on two CPU cores."
         ),
     )
     parser.add_argument(
@@ -55,20 +53,21 @@ def main(arguments: Sequence[str]) -> int:
         help="setting of the recipe, for example grpo.max_steps=60 for a shorter demo; can be repeated",
     )
     options = parser.parse_args(arguments)
+    steps = load_recipe("arithmetic", options.settings).grpo.max_steps
     out = make_empty(Path(options.out))
     run = RunDirectory(path=out / "run")
     started = time.monotonic()
     words = [
         "train", "arithmetic", "--nproc-per-node", "2", "--run-dir", str(run.path),
-        "--show-ranks", "none",
+        # only GRPO generates, so that the warm start is not meant
+        "--show-ranks", "none", "--inject", f"kill@rank1:step{steps // 2 + 5}:phase=generate",
         "--set", f"output_dir={out / 'model'}",
         *(word for setting in options.settings for word in ("--set", setting)),
     ]  # fmt: skip
     print("$ " + " ".join(["grpo-run", *words]), flush=True)
     with subprocess.Popen([sys.executable, "-P", "-m", "grpo_run.cli.main", *words]) as process:
         try:
-            killed_after = _kill_half_way(run, process, started + DEADLINE_SECONDS)
-            code = process.wait(timeout=max(1.0, DEADLINE_SECONDS - (time.monotonic() - started)))
+            code = process.wait(DEADLINE_SECONDS)
         except BaseException:
             process.terminate()
             try:
@@ -76,7 +75,7 @@ def main(arguments: Sequence[str]) -> int:
             except subprocess.TimeoutExpired:
                 process.kill()  # the ranks exit with it
             raise
-    return _report(run, out, code, killed_after, time.monotonic() - started)
+    return _report(run, out, code, time.monotonic() - started)
 
 
 def make_empty(out: Path) -> Path:
@@ -97,65 +96,30 @@ def make_empty(out: Path) -> Path:
     return out
 
 
-def _kill_half_way(run: RunDirectory, process: subprocess.Popen[bytes], deadline: float) -> int | None:
-    """Send SIGKILL to a rank in the middle of the last `train()` call.
-
-    Args:
-        run: the run; its journal says which step is committed.
-        process: the supervisor.
-        deadline: when to give up, in monotonic seconds.
-
-    Returns:
-        The last committed step before the kill; None if the run ended earlier.
-    """
-    reader = JournalReader(run.journal, DECODER)
-    pid = 0
-    while process.poll() is None and time.monotonic() < deadline:
-        for event in reader.new():
-            if isinstance(event, RankStarted) and event.rank == KILLED_RANK:
-                pid = event.pid
-            if isinstance(event, StepCommitted) and _is_half_way(event):
-                os.kill(pid, signal.SIGKILL)
-                print(
-                    f"{time.strftime('%H:%M:%S')} demo: sent SIGKILL to rank {KILLED_RANK} (pid {pid}) after"
-                    f" step {event.step}",
-                    flush=True,
-                )
-                return event.step
-        time.sleep(POLL_SECONDS)
-    return None
-
-
-def _is_half_way(event: StepCommitted) -> bool:
-    """Whether the second `train()` call (GRPO, after the warm start) is past its middle."""
-    return event.train_call == 2 and event.step >= (event.target_steps or 0) // 2 + 5
-
-
-def _report(run: RunDirectory, out: Path, code: int, killed_after: int | None, seconds: float) -> int:
-    """Plot the reward, print the summary, and return the demo's exit code."""
+def _report(run: RunDirectory, out: Path, code: int, seconds: float) -> int:
+    """Write the report, print the summary, and return the demo's exit code."""
     from rich.console import Console
     from rich.table import Table
 
-    from grpo_run.dashboards.reward_plot import draw_run
-    from grpo_run.runtime.history.reader import read_journal
+    from grpo_run.dashboards.reports.run_contents import read_run_report
+    from grpo_run.dashboards.reports.run_page import as_html
 
     status = run_reader(run).read()
-    plot = out / "reward.png"
     console = Console(highlight=False, markup=False)
     console.print()
     console.print(status.sentence, style="bold")
-    if code != 0 or killed_after is None:
-        what = (
-            "no rank was killed" if killed_after is None else f"a rank was killed after step {killed_after}"
-        )
-        console.print(f"The demo failed: exit code {code}, {what}. The journal is {run.journal}.")
-        return code or 1
-    drawn = draw_run(read_journal(run.journal), plot)
+    if code != 0:
+        console.print(f"The demo failed: exit code {code}. The journal is {run.journal}.")
+        return code
+    report, path = read_run_report(run), out / "report.html"
+    write_report(path, as_html(report).encode())
+    rewards = [mean for _, mean, _, _ in report["curves"].get("reward", ())]
     recovered = [recovery for recovery in status.history.recoveries if recovery.recovery_seconds is not None]
     goodput = status.history.goodput()
     table = Table.grid(padding=(0, 2))
-    table.add_row("reward, first 20 steps", f"{drawn.first_reward:.3f}")
-    table.add_row("reward, last 20 steps", f"{drawn.last_reward:.3f}")
+    if rewards:
+        table.add_row("reward, first 20 steps", f"{fmean(rewards[:COMPARED_STEPS]):.3f}")
+        table.add_row("reward, last 20 steps", f"{fmean(rewards[-COMPARED_STEPS:]):.3f}")
     table.add_row("faults recovered", f"{len(recovered)} of 1")
     for recovery in recovered:
         table.add_row("  from the kill to the next step", f"{recovery.recovery_seconds:.2f} s")
@@ -164,7 +128,7 @@ def _report(run: RunDirectory, out: Path, code: int, killed_after: int | None, s
         "goodput", "unknown" if goodput is None else f"{goodput:.0%} (start-up and imports included)"
     )
     table.add_row("duration of the demo", f"{seconds:.0f} s")
-    table.add_row("plot", str(drawn.path or "not drawn: pip install 'grpo-run[plots]'"))
+    table.add_row("report", str(path))
     table.add_row("journal, logs, incident", str(run.path))
     console.print(table)
     return 0 if len(recovered) == 1 else 1

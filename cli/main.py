@@ -29,7 +29,7 @@ COMMANDS = {
     "stop": "ask a run to save a checkpoint and stop",
     "save": "ask a run to save a checkpoint at the next step",
     "checkpoints": "list, verify or prune checkpoints",
-    "demo": "train the arithmetic recipe, kill a rank, recover, and plot the reward",
+    "demo": "train the arithmetic recipe, kill a rank, recover, and write the report",
 }
 RUNS = frozenset({"launch", "train", "resume"})
 """Commands whose interruption leaves a run that the same command resumes."""

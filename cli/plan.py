@@ -1,7 +1,7 @@
 """`grpo-run plan`: predict the memory of a training job, what fits, and which changes need less.
 
-Parses, reads the recipe or runs the script until its first `train()`, asks `runtime.planning`, and prints a
-table or JSON. Needs no GPU.
+Parses, reads the recipe or runs the script, the user's or TRL's, until its first `train()`, asks
+`runtime.planning`, and prints a table or JSON. Needs no GPU.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from grpo_run.cli.planning.output import print_plan
 from grpo_run.cli.planning.report import PlanReport, as_json
 from grpo_run.cli.planning.requested_job import job_of
 from grpo_run.cli.planning.script import read_script
-from grpo_run.cli.planning.sources import JobSource, notes_of, read_file
+from grpo_run.cli.planning.sources import JobSource, notes_of, read_recipe, trl_algorithm
 from grpo_run.runtime.errors import ConfigError, UsageError
 from grpo_run.runtime.launching.script_file import check_configs, check_source, source_of
 from grpo_run.runtime.planning.changes import largest_batch, largest_completion, try_changes
@@ -28,6 +28,7 @@ from grpo_run.runtime.planning.job import Job
 from grpo_run.runtime.planning.model_config import build_config, default_attention, load_model_config
 from grpo_run.runtime.planning.prediction import Predictor
 from grpo_run.runtime.upstream.versions import untested_versions
+from grpo_run.trainers.recipes.recipe import find_recipe
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -42,8 +43,6 @@ def main(arguments: Sequence[str]) -> int:
     if not isinstance(name, str):
         raise UsageError("plan needs --model: a folder with config.json, a cached repository, or a shape")
     load = functools.cache(lambda: _config(name, None if options.model else source.configuration))
-    if source.settings.get("dtype") == "auto" and options.dtype is None:
-        source.settings["dtype"] = _saved_dtype(load())
     if options.preset is not None:
         _check_preset(options)
     job = job_of(options, source)
@@ -91,18 +90,25 @@ def _source(options: argparse.Namespace, of_script: Sequence[str]) -> JobSource:
     if path.suffix == ".py":
         check_source(source_of(options.source, module=False))
         check_configs(of_script)
-        print(
-            f"{path} is run until its first train(): without weights, a GPU or trackers.",
-            file=sys.stderr if options.json else sys.stdout,
-            flush=True,
-        )
-        found = read_script(path, of_script, options.ranks or 1)
+        found = _of_script(options, options.source, options.source, of_script)
     elif of_script:
         raise ConfigError(f"{path} is no script, so it takes no arguments after --")
+    elif (algorithm := trl_algorithm(find_recipe(options.source), options.algorithm)) is not None:
+        shown = f"{path}: TRL's script for {algorithm.upper()} (--algorithm names another)"
+        found = _of_script(options, f"trl.scripts.{algorithm}", shown, ["--config", options.source])
     else:
-        found = read_file(options.source, options.algorithm)
+        found = read_recipe(options.source)
     found.notes += notes_of(found)
     return found
+
+
+def _of_script(options: argparse.Namespace, script: str, shown: str, words: Sequence[str]) -> JobSource:
+    print(
+        f"{shown} is run until its first train(): without weights, a GPU or trackers.",
+        file=sys.stderr if options.json else sys.stdout,
+        flush=True,
+    )
+    return read_script(script, words, options.ranks or 1)
 
 
 def _with_default_attention(job: Job, config: Any, source: JobSource) -> Job:
@@ -121,11 +127,6 @@ def _check_preset(options: argparse.Namespace) -> None:
     for option in ("batch", "accumulation", "num_generations"):
         if getattr(options, option) is not None:
             raise UsageError(f"--preset sets what --{option.replace('_', '-')} says; give one of them")
-
-
-def _saved_dtype(config: Any) -> str:
-    """Return the type in which weights are saved, which transformers keeps unless it is told another."""
-    return "float32" if config.dtype is None else str(config.dtype).removeprefix("torch.")
 
 
 def _plan(

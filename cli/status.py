@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from grpo_run.cli.command_parser import CommandParser
+from grpo_run.dashboards.run_facts import memory_of
 from grpo_run.runtime.catalog import find_run
 from grpo_run.runtime.history.status import RunStatus
 from grpo_run.runtime.launching.reading import run_reader
@@ -50,7 +51,7 @@ def print_text(status: RunStatus) -> None:
         "checkpoint": _checkpoint(status),
         "snapshot": "" if snapshot is None else f"step {snapshot}",
         "disk": history.checkpoint_trouble or "",
-        "memory": _memory(fields["ranks"]),
+        "memory": _memory(status),
         "host memory": "" if nearest is None else f"{nearest.fraction:.0%} of {nearest.name} in use",
         **history.facts(),
     }
@@ -92,24 +93,18 @@ def _checkpoint(status: RunStatus) -> str:
     return "none yet" if status.history.exit_code is None else "none"
 
 
-def _memory(ranks: Sequence[Mapping[str, Any]]) -> str:
+def _memory(status: RunStatus) -> str:
     """The most that a rank has used, and in which phase: of the device if there is one; empty if unknown."""
-    measured = [(rank["rank"], rank["memory"]) for rank in ranks if rank.get("memory")]
-    on_device = any(memory["has_device"] for _, memory in measured)
-    name = "peak_allocated_bytes" if on_device else "peak_resident_bytes"
-    most = max(
-        (
-            (own[name], rank, phase, memory["capacity_bytes"])
-            for rank, memory in measured
-            for phase, own in memory["phases"].items()
-        ),
-        default=None,
-    )
-    if most is None or not most[0]:
+    measured = [
+        (own["by_phase"][own["phase"]], slot.rank, own)
+        for slot, memory in zip(status.slots, status.memory, strict=False)
+        if slot is not None and (own := memory_of(memory)) is not None and own["phase"]
+    ]
+    used, rank, own = max(measured, key=lambda one: one[:2], default=(0, 0, {}))
+    if not used:
         return ""
-    used, rank, phase, capacity = most
-    of = f" of {size_text(capacity)}" if on_device else " on the host"
-    return f"at most {size_text(used)}{of}, by rank {rank} in {phase}"
+    of = f" of {size_text(own['capacity_bytes'] or 0)}" if own["where"] == "device" else " on the host"
+    return f"at most {size_text(used)}{of}, by rank {rank} in {own['phase']}"
 
 
 def _steps(status: RunStatus) -> str:

@@ -134,7 +134,7 @@ def _rank_cells(rank: Mapping[str, Any]) -> list[str]:
         _or(rank["phase_seconds"], duration_text),
         "behind" if late is None else f"+{late:.2f} s",
         _or(memory.get("now_bytes"), size_text),
-        _or(memory.get("limit_bytes"), size_text),
+        _or(memory.get("capacity_bytes"), size_text),
     ]
 
 
@@ -215,16 +215,19 @@ def make_app(runs: RunList, key: str, feed: RunFeed) -> App[None]:
                     self.feeds = {self.chosen: RunFeed(directory)}
                 if self.chosen in self.feeds:
                     self.feeds[self.chosen].read()
-                shown = self.feeds[self.chosen].shown.get("run") if self.chosen in self.feeds else None
-                runs.read({} if shown is None else {self.chosen: shown}, LIST_READ_SECONDS)
+                run = self.latest().get("run")
+                runs.read({} if run is None else {self.chosen: run}, LIST_READ_SECONDS)
                 self.call_from_thread(self.show)
                 time.sleep(POLL_SECONDS)
+
+        def latest(self) -> Mapping[str, Any]:
+            """What was read last of the chosen run."""
+            return self.feeds[self.chosen].shown if self.chosen in self.feeds else {}
 
         def show(self) -> None:
             """Draw what was read last."""
             tree: Tree[Any] = self.query_one(Tree)
-            shown = self.feeds[self.chosen].shown if self.chosen in self.feeds else {}
-            listed = runs.shown()
+            shown, listed = self.latest(), runs.shown()
             for gone in set(self.nodes) - {one["key"] for one in listed}:
                 self.nodes.pop(gone).remove()
             for one in listed:
@@ -258,11 +261,7 @@ def make_app(runs: RunList, key: str, feed: RunFeed) -> App[None]:
 
         def action_stacks(self) -> None:
             """Read the stacks of the chosen rank, on this machine."""
-            ranks = (
-                self.feeds[self.chosen].shown.get("run", {}).get("ranks", [])
-                if self.chosen in self.feeds
-                else []
-            )
+            ranks = self.latest().get("run", {}).get("ranks", [])
             found = next((one for one in ranks if one["local_rank"] == self.rank and one["observable"]), None)
             if found is None:
                 self.notify("choose a rank of a run that is running")

@@ -1,8 +1,8 @@
 """Curves of a run: what was logged at each step, reduced to as many points as a screen can show.
 
-Follows the journal for the live page, the report of a run and the picture of its rewards. Steps that a
-restart has undone are removed, and come again when they are repeated. Of a long series, steps that share a
-point keep their smallest and largest value. Pure.
+Follows the journal for the live page and the report of a run. Steps that a restart has undone are removed,
+and come again when they are repeated. Of a long series, steps that share a point keep their smallest and
+largest value. Pure.
 """
 
 from __future__ import annotations

@@ -1,49 +1,31 @@
 """Types of metrics: what one is, its labels, and what it is read from.
 
 The table of the core is `dashboards/metrics/catalogue.py`; a feature has its own in its module `metrics`.
-Every label is a closed set, one value per local rank, or a bounded number of names, so no content of a
-journal or board can add series without limit. A value that cannot be observed is not exported. Performs no
-I/O and exports nothing.
+Every label has a closed set of values, one value per local rank, or a bounded number of names, so no content
+of a journal or board can add series without limit; a test counts them. A value that cannot be observed is not
+exported. Performs no I/O and exports nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Generic, Literal, TypeVar
 
+from grpo_run.runtime.history.history import History
 from grpo_run.runtime.history.status import RunStatus
 from grpo_run.watchdog.observation import Slot
 from grpo_run.watchdog.rank_metrics import Unit
-from grpo_run.watchdog.stalls.durations import HISTOGRAM_EDGES_SECONDS, Histogram
+from grpo_run.watchdog.stalls.durations import Histogram
 
 Kind = Literal["gauge", "counter", "histogram"]
-Sample = tuple[tuple[str, ...], float | Histogram | None]
-"""Label values in the order of the metric's labels, and the value. None and NaN are not exported."""
-
-HISTOGRAM_SERIES = len(HISTOGRAM_EDGES_SECONDS) + 3
-"""One for each edge and for infinity, the sum and the count."""
+Value = float | Histogram | None
+"""None and NaN are not exported."""
+Values = Value | Mapping[str, Value] | Mapping[tuple[str, str], Value] | Mapping[tuple[str, str, str], Value]
+"""What is read of a metric: one value, or values by the value of its label, or by those of its labels."""
 
 RUN_ID = "run_id"
 """Label of every series, so that one Prometheus server can hold many runs."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Label:
-    """One label of a metric.
-
-    `values` is the closed set of its values, or None for one value per local rank. With `most`, the values
-    are names of the script, at most so many. `exclusive` means that only one value is exported at a time, so
-    the label does not multiply the number of series.
-    """
-
-    name: str
-    values: tuple[str, ...] | None
-    most: int = 0
-    exclusive: bool = False
-
-
-RANK = Label(name="rank", values=None)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,6 +41,11 @@ class RunObservation:
     first_rank: int
     monotonic_seconds: float
     wall_seconds: float
+
+    @property
+    def history(self) -> History:
+        """What the journal says."""
+        return self.status.history
 
     def ranks(self) -> Iterator[tuple[str, Slot | None]]:
         """Yield each known rank's label and slot; the slot is None if it cannot be read."""
@@ -86,58 +73,47 @@ Source = TypeVar("Source", RunObservation, Exporter)
 
 @dataclass(frozen=True, kw_only=True)
 class Metric(Generic[Source]):
-    """One metric family. `read` is pure: equal sources give equal samples."""
+    """One metric family. `read` is pure: equal sources give equal values."""
 
-    name: str
     kind: Kind
-    help: str
+    name: str
     unit: Unit
-    read: Callable[[Source], Iterator[Sample]]
-    labels: tuple[Label, ...] = ()
+    read: Callable[[Source], Values]
+    help: str
+    labels: tuple[str, ...]
 
-    @property
-    def label_names(self) -> tuple[str, ...]:
-        """Names of the labels in the order of a sample's values, without `run_id`."""
-        return tuple(label.name for label in self.labels)
-
-    def max_series(self, local_ranks: int) -> int:
-        """Return the largest number of series that one exporter can export for this metric at a time."""
-        series = HISTOGRAM_SERIES if self.kind == "histogram" else 1
-        for label in self.labels:
-            if not label.exclusive:
-                series *= label.most or (local_ranks if label.values is None else len(label.values))
-        return series
+    def samples(self, source: Source) -> Iterator[tuple[tuple[str, ...], Value]]:
+        """Yield each value with those of its labels, in the order of the metric's labels."""
+        found = self.read(source)
+        if not isinstance(found, Mapping):
+            yield (), found
+            return
+        for labels, value in found.items():
+            yield (labels,) if isinstance(labels, str) else labels, value
 
 
-def run_value(
-    value: Callable[[RunObservation], float | None],
-) -> Callable[[RunObservation], Iterator[Sample]]:
-    """Read one value per run."""
-
-    def read(observation: RunObservation) -> Iterator[Sample]:
-        yield (), value(observation)
-
-    return read
+def gauge(name: str, unit: Unit, read: Callable[[Source], Values], help: str, *labels: str) -> Metric[Source]:
+    """Return a row of a table: a value that rises and falls."""
+    return Metric(kind="gauge", name=name, unit=unit, read=read, help=help, labels=labels)
 
 
-def rank_value(
-    value: Callable[[RunObservation, Slot], float],
-) -> Callable[[RunObservation], Iterator[Sample]]:
+def counter(
+    name: str, unit: Unit, read: Callable[[Source], Values], help: str, *labels: str
+) -> Metric[Source]:
+    """Return a row of a table: a number that only grows, from 0 on."""
+    return Metric(kind="counter", name=name, unit=unit, read=read, help=help, labels=labels)
+
+
+def histogram(name: str, read: Callable[[Source], Values], help: str, *labels: str) -> Metric[Source]:
+    """Return a row of a table: how long something took, each time."""
+    return Metric(kind="histogram", name=name, unit="seconds", read=read, help=help, labels=labels)
+
+
+def by_rank(value: Callable[[RunObservation, Slot], float]) -> Callable[[RunObservation], Values]:
     """Read one value per readable rank."""
-
-    def read(observation: RunObservation) -> Iterator[Sample]:
-        for rank, slot in observation.readable():
-            yield (rank,), value(observation, slot)
-
-    return read
+    return lambda run: {rank: value(run, slot) for rank, slot in run.readable()}
 
 
-def rank_total(name: str) -> Callable[[RunObservation], Iterator[Sample]]:
+def counted_by_rank(name: str) -> Callable[[RunObservation], Values]:
     """Read what each readable rank has counted, over all attempts."""
-
-    def read(observation: RunObservation) -> Iterator[Sample]:
-        totals = observation.status.history.ranks
-        for rank, slot in observation.readable():
-            yield (rank,), totals.total(slot.rank, slot.attempt, name, slot.value(name))
-
-    return read
+    return by_rank(lambda run, slot: run.history.ranks.total(slot.rank, slot.attempt, name, slot.value(name)))

@@ -126,8 +126,7 @@ def begin(
 
 
 def log(values: Mapping[str, Any]) -> None:
-    """Show numbers of the step in progress in the metrics, the progress line, plots and reports. Not
-    collective.
+    """Show numbers of the step in progress in the metrics, the progress line and reports. Not collective.
 
         loop.log({"loss": loss, "reward": rewards.mean()})
 

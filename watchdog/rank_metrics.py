@@ -4,7 +4,7 @@ Everything else follows from a row: `runtime/board/_slot_layout.py` reserves its
 `runtime/rank/step/logged.py` finds it in what a Trainer or a script logs, `dashboards/metrics/catalogue.py`
 exports it as `grpo_rank_<field>`, and `docs/reference/metrics.md` lists it. To add a metric that TRL logs,
 add a row with its name in the log; to show it, add a panel in `dashboards/grafana/`. A value
-that is computed from several (goodput) has a reader in `dashboards/metrics/_readings.py` instead.
+that is computed from several (goodput) has a reader in `dashboards/metrics/catalogue.py` instead.
 """
 
 from __future__ import annotations

@@ -39,6 +39,7 @@ class ScriptReply(pydantic.BaseModel):
         computation: how it computes its model.
         settings: of its arguments: plain values, by name.
         own_optimizer: the script gives the trainer an optimizer.
+        reward_models: a model computes rewards.
         problem: why the script did not get to `train()`, as a clause; empty if it did.
         exited: the script ended itself; what it printed last may say why.
     """
@@ -47,19 +48,21 @@ class ScriptReply(pydantic.BaseModel):
     computation: Computation = Computation()
     settings: dict[str, Any] = {}
     own_optimizer: bool = False
+    reward_models: bool = False
     problem: str = ""
     exited: bool = False
 
 
 def main() -> None:
-    """Run the script that the command line names: file of the reply, ranks, script, arguments of the
-    script.
+    """Run the script that the command line names: file of the reply, ranks, a Python file or the name of a
+    module, arguments of the script.
     """
     die_with_parent(os.getppid())
     reply_file, ranks, script, *arguments = sys.argv[1:]
     reply = Path(reply_file)
     sys.argv = [script, *arguments]
-    sys.path.insert(0, os.path.dirname(os.path.abspath(script)))
+    of_file = script.endswith(".py")
+    sys.path.insert(0, os.path.dirname(os.path.abspath(script)) if of_file else os.getcwd())
 
     def answer(trainer: Any, *args: Any, **kwargs: Any) -> NoReturn:
         try:
@@ -73,7 +76,10 @@ def main() -> None:
     wrapt.register_post_import_hook(replace_train, "transformers.trainer")
     try:
         unloaded.prepare(int(ranks))
-        runpy.run_path(script, run_name="__main__")
+        if of_file:
+            runpy.run_path(script, run_name="__main__")
+        else:
+            runpy.run_module(script, run_name="__main__", alter_sys=True)
     except BaseException as error:  # noqa: BLE001  whatever the script raises, SystemExit too
         _end(reply, ScriptReply(problem=_problem(error, script), exited=isinstance(error, SystemExit)))
     _end(reply, ScriptReply(problem="it ends without a call of Trainer.train()"))
@@ -101,6 +107,7 @@ def _reply_of(trainer: Any, ranks: int) -> ScriptReply:
         computation=computation_of(trainer),
         settings={**settings, **{name: bool(getattr(arguments, name, None)) for name in WHOLE}},
         own_optimizer=getattr(trainer, "optimizer", None) is not None,
+        reward_models=any(hasattr(one, "parameters") for one in getattr(trainer, "reward_funcs", ())),
     )
 
 

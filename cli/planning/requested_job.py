@@ -20,7 +20,6 @@ TRL_BATCH, TRL_LENGTH, TRL_VLLM_SHARE = 8, 1024, 0.3
 TRL_GENERATIONS = {"grpo": 8, "rloo": 2}
 """TRL's defaults of `num_generations`."""
 TRL_BETA = {"grpo": 0.0, "rloo": 0.05, "sft": 0.0}
-_KINDS = {bool: "True or False", int: "a whole number", float: "a number", str: "a name"}
 
 
 class Preset(NamedTuple):
@@ -60,16 +59,13 @@ NOT_FOR_SFT = (
     "vllm_sleep",
 )
 """Options, as attributes, that say something of generation."""
-SFT_REFUSED = ("packing", "padding_free", "label_smoothing_factor")
-"""Settings of SFT with which rows or the loss are others than those that are traced."""
 
 
 def job_of(options: argparse.Namespace, source: JobSource) -> Job:
     """Return the job of a command line.
 
     Raises:
-        ConfigError: a size is impossible, a setting has a value of another kind, or an option is not for this
-            algorithm.
+        ConfigError: a size is impossible, or an option is not for this algorithm.
     """
     algorithm = _algorithm(options, source)
     preset = PRESETS[options.preset].settings if options.preset else {}
@@ -87,16 +83,12 @@ def job_of(options: argparse.Namespace, source: JobSource) -> Job:
         batch=settings.given("batch", "per_device_train_batch_size", TRL_BATCH),
         weights=options.dtype or settings.read("dtype", "float32"),
         autocast=settings.given("bf16", "bf16", True) or settings.read("fp16", False),
-        checkpointing=settings.given(
-            "gradient_checkpointing",
-            "gradient_checkpointing",
-            settings.read("activation_checkpointing", True),
-        ),
+        checkpointing=settings.given("gradient_checkpointing", "gradient_checkpointing", True),
         optimizer=settings.given("optim", "optim", "adamw_torch_fused"),
         accumulation=accumulation,
         ranks=options.ranks if options.ranks is not None else 1,
         layout=options.layout or "ddp",
-        attention=options.attention or _attention(settings),
+        attention=settings.given("attention", "attention", "sdpa"),
         algorithm=algorithm,
         lora_rank=rank,
         lora_targets=targets,
@@ -122,18 +114,9 @@ class _Settings:
         return given if given is not None else self.read(setting, default)
 
     def read(self, name: str, default: Any) -> Any:
-        """Return a setting of the script or recipe.
-
-        Raises:
-            ConfigError: it is of another kind than its default.
-        """
+        """Return a setting of the script or recipe; None is TRL's default."""
         found = self.settings.get(name)
-        if found is None:
-            return default
-        kinds = (int, float) if isinstance(default, float) else type(default)
-        if not isinstance(found, kinds) or (isinstance(found, bool) and not isinstance(default, bool)):
-            raise ConfigError(f"{name} is {found!r}, expected {_KINDS[type(default)]}")
-        return found
+        return default if found is None else found
 
 
 def _algorithm(options: argparse.Namespace, source: JobSource) -> str:
@@ -161,12 +144,6 @@ def _sft_rows(settings: _Settings) -> dict[str, Any]:
                 f"--{name.replace('_', '-')} is not for SFT, which generates nothing; its rows have --length"
                 " tokens"
             )
-    for name in SFT_REFUSED:
-        if settings.settings.get(name):
-            raise ConfigError(
-                f"SFT with {name}={settings.settings[name]!r} is not covered by plan, which traces padded"
-                " rows and the fused loss"
-            )
     if settings.options.length is None and settings.settings.get("max_length", TRL_LENGTH) is None:
         raise ConfigError("max_length=None does not limit rows; give --length, the tokens of the longest row")
     return {"prompt": 0, "completion": settings.given("length", "max_length", TRL_LENGTH)}
@@ -181,9 +158,7 @@ def _generated_rows(settings: _Settings, algorithm: str, accumulation: int) -> d
     options = settings.options
     if options.length is not None:
         raise ConfigError("--length is for SFT (--algorithm sft); give --prompt and --completion")
-    rollout_batches = settings.given(
-        "steps_per_generation", "steps_per_generation", _rollout_batches(settings, accumulation)
-    )
+    rollout_batches = settings.given("steps_per_generation", "steps_per_generation", accumulation)
     iterations = settings.given("num_iterations", "num_iterations", 1)
     generations = settings.given("num_generations", "num_generations", TRL_GENERATIONS[algorithm])
     if min(rollout_batches, iterations, generations) < 1:
@@ -211,29 +186,6 @@ def _generated_rows(settings: _Settings, algorithm: str, accumulation: int) -> d
         "gathers": settings.read("ds3_gather_for_generation", True),
         "vllm_sleeps": settings.given("vllm_sleep", "vllm_enable_sleep_mode", False),
     }
-
-
-def _rollout_batches(settings: _Settings, accumulation: int) -> int:
-    """Return the micro-batches of a rollout where `steps_per_generation` is not given: TRL divides
-    `generation_batch_size`.
-    """
-    rows = settings.read("generation_batch_size", 0)
-    if not rows or settings.options.steps_per_generation is not None:
-        return accumulation
-    ranks = 1 if settings.options.ranks is None else settings.options.ranks
-    together = settings.given("batch", "per_device_train_batch_size", TRL_BATCH) * ranks
-    if together < 1 or rows % together:
-        raise ConfigError(
-            f"generation_batch_size is {rows}, no multiple of the {together} rows of a micro-batch on all"
-            " ranks"
-        )
-    return int(rows // together)
-
-
-def _attention(settings: _Settings) -> str:
-    """Return the implementation; flash attention stores what the fused kernels of `sdpa` store."""
-    found = str(settings.read("attention", "sdpa"))
-    return "sdpa" if "flash" in found else found
 
 
 def _words(text: str) -> tuple[str, ...]:

@@ -1,5 +1,5 @@
-"""Read a job from a training script: run it until its first `train()`, and take what its trainer says. Called
-by `cli/plan.py`.
+"""Read a job from a training script, the user's or TRL's: run it until its first `train()`, and take what its
+trainer says. Called by `cli/plan.py`.
 
 The script runs in a process of its own (`_script_process.py`), without weights, trackers, a GPU or an engine
 of vLLM.
@@ -35,37 +35,35 @@ QUIET = {
 }
 """Environment of the process: no GPU, and trackers that send nothing."""
 OF_RANKS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-RESOLVED = ("activation_checkpointing", "generation_batch_size")
-"""Settings that a live configuration has under another name, too."""
 INSTEAD = "give --model and sizes instead of the script"
 
 
-def read_script(path: Path, arguments: Sequence[str] = (), ranks: int = 1) -> JobSource:
+def read_script(script: str, arguments: Sequence[str] = (), ranks: int = 1) -> JobSource:
     """Return what a script would train first.
 
     Args:
-        path: of the script.
+        script: path of a Python file, or name of a module.
         arguments: of its command line.
         ranks: that it is to see.
 
     Raises:
         ConfigError: it does not reach a `train()`, or trains what is not covered.
     """
-    reply = _run(path, arguments, ranks)
+    reply = _run(script, arguments, ranks)
     facts = reply.facts
     if facts is None:
-        raise ConfigError(f"{path} did not reach a train() that plan can read: {reply.problem}; {INSTEAD}")
-    how, settings = reply.computation, reply.settings
+        raise ConfigError(f"{script} did not reach a train() that plan can read: {reply.problem}; {INSTEAD}")
+    how = reply.computation
     if reasons := list(refusals(facts, how)):
-        raise ConfigError(f"{path} trains what plan does not cover: {'; '.join(reasons)}; {INSTEAD}")
+        raise ConfigError(f"{script} trains what plan does not cover: {'; '.join(reasons)}; {INSTEAD}")
     source = JobSource(
         settings={
-            **{name: value for name, value in settings.items() if name not in RESOLVED},
+            **reply.settings,
             "dtype": how.weights,
             "attention": how.attention,
             "optim": how.optimizer,
             "gradient_checkpointing": facts.gradient_checkpointing,
-            "model": how.configuration.get("_name_or_path") or f"the model of {path.name}",
+            "model": how.configuration.get("_name_or_path") or f"the model of {Path(script).name}",
         },
         algorithm=facts.trainer,
         lora_rank=how.lora_rank,
@@ -82,16 +80,18 @@ def _notes(reply: ScriptReply, facts: MemoryFacts) -> Iterator[str]:
         yield "The script's own optimizer is not followed: the one of the configuration is traced."
     if facts.generates == "script":
         yield "The script's own rollout function is not followed: generation by the trainer is traced."
+    if reply.reward_models:
+        yield "The memory of the reward model is not counted."
 
 
-def _run(path: Path, arguments: Sequence[str], ranks: int) -> ScriptReply:
+def _run(script: str, arguments: Sequence[str], ranks: int) -> ScriptReply:
     environment = {name: value for name, value in os.environ.items() if name not in OF_RANKS} | QUIET
     if ranks > 1:
         environment |= {"RANK": "0", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
         environment |= {"WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks)}
     with tempfile.TemporaryDirectory(prefix="grpo-run-plan-") as folder:
         answered, printed = Path(folder) / "reply", Path(folder) / "output"
-        command = [sys.executable, "-P", "-m", PROCESS, str(answered), str(ranks), str(path), *arguments]
+        command = [sys.executable, "-P", "-m", PROCESS, str(answered), str(ranks), script, *arguments]
         with open(printed, "wb") as output:
             process = subprocess.Popen(
                 command,

@@ -16,7 +16,8 @@ from typing import Any
 from grpo_run.dashboards.clean_text import clean
 from grpo_run.dashboards.curves import RunCurves
 from grpo_run.dashboards.live.samples import SampleReader
-from grpo_run.dashboards.live.view import MAX_LABEL, view
+from grpo_run.dashboards.live.view import view
+from grpo_run.dashboards.run_facts import MAX_LABEL
 from grpo_run.runtime.catalog import run_directories
 from grpo_run.runtime.errors import RunDirectoryError
 from grpo_run.runtime.history.run_directory import DEFAULT_ROOT, RunDirectory

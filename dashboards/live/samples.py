@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from grpo_run.dashboards.clean_text import clean
-from grpo_run.dashboards.live.view import MAX_LABEL
+from grpo_run.dashboards.run_facts import MAX_LABEL
 from grpo_run.watchdog.evidence.incident_files import read_end
 
 MAX_READ_BYTES = 1024 * 1024
@@ -68,6 +68,7 @@ def groups_of(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     A rollout that was repeated after a fault replaces the one before.
     """
     groups: dict[tuple[int, int, int], dict[int, dict[str, Any]]] = {}
+    prompts: dict[tuple[int, int, int], str] = {}
     attempts: dict[tuple[int, int], int] = {}
     for row in rows:
         try:
@@ -81,18 +82,16 @@ def groups_of(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
         if attempt > attempts.get(at, attempt):
             groups = {key: kept for key, kept in groups.items() if key[:2] != at}
         attempts[at] = attempt
-        groups.setdefault((*at, group), {})[position] = {"prompt": row.get("prompt"), **shown}
+        groups.setdefault((*at, group), {})[position] = shown
+        prompts.setdefault((*at, group), clean(row.get("prompt") or "", MAX_TEXT))
     rollouts = sorted({key[:2] for key in groups})[-SHOWN_ROLLOUTS:]
     return [
         {
             "train_call": call,
             "step": step,
             "group": group,
-            "prompt": clean(next(iter(kept.values()))["prompt"] or "", MAX_TEXT),
-            "completions": [
-                {name: value for name, value in kept[position].items() if name != "prompt"}
-                for position in sorted(kept)
-            ],
+            "prompt": prompts[call, step, group],
+            "completions": [kept[position] for position in sorted(kept)],
         }
         for (call, step, group), kept in sorted(
             groups.items(), key=lambda item: (-item[0][0], -item[0][1], item[0][2])

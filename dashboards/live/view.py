@@ -6,21 +6,15 @@ Pure.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from grpo_run.dashboards.clean_text import clean
+from grpo_run.dashboards.run_facts import MAX_LABEL, facts_of, memory_of
 from grpo_run.runtime.history.recovery import Recovery
 from grpo_run.runtime.history.status import RunStatus
-from grpo_run.watchdog.memory.phase_memory import RankMemory
 
-MAX_LABEL = 200
 SHOWN_INCIDENTS = 100
-SHOWN_OF_INCIDENTS = (
-    "rank", "step", "train_call", "at", "detection_seconds", "recovery_seconds", "lost_steps",
-    "from_checkpoint", "gave_up",
-)  # fmt: skip
 ENDED_TONES = {"finished": "good", "stopped": "quiet", "failed": "bad", "unknown": "bad"}
 CONFIRMED = "A fault was found, and its evidence is being written."
 HANDLING = frozenset({"collecting", "recovering"})
@@ -38,24 +32,19 @@ def view(status: RunStatus, checkpoints: Iterable[Mapping[str, Any]], now: float
     history = status.history
     live = status.supervisor_pid is not None
     until = now if live else None
-    sentences = _verdict(status)
-    return {
-        "run_id": clean(status.run_id, MAX_LABEL),
-        "state": status.state,
+    sentences, facts = _verdict(status), facts_of(status, until)
+    numbered = [{"number": number, **one} for number, one in enumerate(facts["incidents"], 1)]
+    return facts | {
         "live": live,
         "tone": _tone(status),
         "sentence": clean(sentences[0]),
         "also": clean(" ".join(sentences[1:])),
-        "step": history.step,
-        "target_steps": history.target_steps,
         "train_call": history.train_call,
         "counts_steps": history.counts_steps,
         "step_seconds": history.step_seconds(),
         "remaining_seconds": status.remaining_seconds,
         "reward": history.reward,
         "loss": history.loss,
-        "goodput": history.goodput(until),
-        "attempts": history.attempts,
         "wall_seconds": None if history.wall.first is None else history.wall.elapsed_seconds(until),
         "last_event_at": history.wall.last,
         "snapshot_step": history.snapshot_step,
@@ -64,7 +53,7 @@ def view(status: RunStatus, checkpoints: Iterable[Mapping[str, Any]], now: float
         "host_memory": _host_memory(status),
         "ranks": _ranks(status),
         "late_ranks": [clean(late.sentence) for late in status.late_ranks],
-        "incidents": _incidents(history.recoveries),
+        "incidents": numbered[-SHOWN_INCIDENTS:][::-1],
         "checkpoints": [{**one, "path": clean(one["path"])} for one in checkpoints],
     }
 
@@ -122,46 +111,12 @@ def _ranks(status: RunStatus) -> list[dict[str, Any]]:
                 "late_seconds": round(slot.voted_at_seconds - first, 4) if slot in voted else None,
                 "awaited": slot.rank == awaited,
                 "waits": slot.rank in waiters,
-                "memory": _memory(memory),
+                "memory": memory_of(memory),
             }
         )
     return rows
 
 
-def _memory(memory: RankMemory | None) -> dict[str, Any] | None:
-    """Memory of a rank in bytes: of its device, or on the host without one; None if it was not measured."""
-    if memory is None or not memory.readings:
-        return None
-    now = memory.allocated_bytes if memory.has_device else memory.resident_bytes
-    by_phase = {
-        phase.name: one.peak_allocated_bytes if memory.has_device else one.peak_resident_bytes
-        for phase, one in memory.phases.items()
-    }
-    peaks = (*by_phase.values(), memory.peak_allocated_bytes if memory.has_device else now)
-    return {
-        "where": "device" if memory.has_device else "host",
-        "now_bytes": now,
-        "peak_bytes": max(peaks, default=0),
-        "by_phase": by_phase,
-        "limit_bytes": memory.capacity_bytes or None,
-    }
-
-
 def _host_memory(status: RunStatus) -> dict[str, Any] | None:
     nearest = None if status.host_memory is None else status.host_memory.nearest
     return None if nearest is None else {"name": nearest.name, "fraction": nearest.fraction}
-
-
-def _incidents(recoveries: Sequence[Recovery]) -> list[dict[str, Any]]:
-    """The last faults, newest first."""
-    return [
-        {name: getattr(one, name) for name in SHOWN_OF_INCIDENTS}
-        | {
-            "number": number,
-            "folder": clean(Path(one.incident).name, MAX_LABEL) if one.incident else None,
-            "cause": clean(one.cause, MAX_LABEL),
-            "action": clean(one.action, MAX_LABEL),
-            "sentence": clean(one.sentence or one.cause),
-        }
-        for number, one in list(enumerate(recoveries, 1))[-SHOWN_INCIDENTS:][::-1]
-    ]

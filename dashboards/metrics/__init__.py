@@ -1,7 +1,7 @@
 """Prometheus metrics of a run: their definitions, how they are read, and the HTTP server.
 
 Start with `catalogue.py`, the table of all metrics. One that ranks publish or log is a row of
-`watchdog/rank_metrics.py`; to add another, add an entry there. `labels.py` defines the types and the closed
-sets of label values, `_readings.py` and `_memory.py` compute samples, `_collector.py` evaluates the table for
-every scrape, `server.py` serves the pages, and `address.py` opens the port. Stores nothing.
+`watchdog/rank_metrics.py`; to add another, add an entry there. `_memory.py` and `_collectives.py` are parts
+of the table, `_collector.py` evaluates it for every scrape, `server.py` serves the page, and `address.py`
+opens the port. Stores nothing.
 """

@@ -13,20 +13,18 @@ part is pure: clocks are passed in. Does not serve HTTP and does not cache.
 from __future__ import annotations
 
 import math
-import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate, pairwise
 from statistics import median
-from typing import TypeVar
 
 import structlog
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.registry import Collector
 
-from grpo_run.dashboards.metrics.catalogue import ALL_METRICS, EXPORTER_METRICS, RUN_METRICS
+from grpo_run.dashboards.metrics.catalogue import EXPORTER_METRICS, RUN_METRICS
 from grpo_run.runtime.history.status import RunStatus
 from grpo_run.runtime.metrics import RUN_ID, Exporter, Kind, Metric, RunObservation, Source
 from grpo_run.watchdog.observation import Slot
@@ -76,7 +74,6 @@ def stay_seconds(scrapes: Sequence[float], now: float, *, ended_at: float, annou
     return min(left, wait_seconds(scrapes, now, announced=announced))
 
 
-Result = TypeVar("Result")
 Family = CounterMetricFamily | GaugeMetricFamily | HistogramMetricFamily
 KINDS: dict[Kind, type[Family]] = {
     "counter": CounterMetricFamily, "gauge": GaugeMetricFamily, "histogram": HistogramMetricFamily,
@@ -86,16 +83,11 @@ EDGES = (*map(repr, HISTOGRAM_EDGES_SECONDS), "+Inf")
 log = structlog.get_logger(__name__)
 
 
-class ObservationFailed(Exception):
-    """The run could not be read. The original error is chained, and has been logged and counted."""
-
-
 class RunCollector(Collector):
-    """Prometheus collector for one run. Thread-safe: the run is read by one thread at a time.
+    """Prometheus collector for one run. Used by one thread.
 
     Args:
         read: returns the run's status; any exception counts as a failed observation.
-        registry: registry to join; by default a new one, never the process-wide registry.
         monotonic: clock of the timestamps on the board, in seconds.
         wall: clock of the timestamps in the journal, in seconds since the epoch.
     """
@@ -104,14 +96,12 @@ class RunCollector(Collector):
         self,
         read: Callable[[], RunStatus],
         *,
-        registry: CollectorRegistry | None = None,
         monotonic: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
     ) -> None:
         self._read = read
         self._monotonic = monotonic
         self._wall = wall
-        self._lock = threading.Lock()
         self._run_id = ""
         self._first_rank = 0
         self._rank_count = 0
@@ -120,25 +110,16 @@ class RunCollector(Collector):
         self._observed_at: float | None = None
         self._scrapes: deque[float] = deque(maxlen=KEPT_SCRAPES)
         self._announced = False
-        self.registry = CollectorRegistry(auto_describe=False) if registry is None else registry
+        self.registry = CollectorRegistry(auto_describe=False)  # which would read the run
         self.registry.register(self)
-
-    def describe(self) -> Iterator[Family]:
-        """Yield the families without samples, because registration must not read the run."""
-        for metric in ALL_METRICS:
-            yield _family(metric)
 
     def collect(self) -> Iterator[Family]:
         """Read the run once and yield its metric families; a failed read does not raise."""
         self._scrapes.append(self._monotonic())
-        failed = False
-        try:
-            yield from self.observe(self._families)
-        except ObservationFailed:
-            failed = True
-        exporter = Exporter(failed=failed, failures=self._failures, observed_at=self._observed_at)
+        yield from self._observed()
+        exporter = Exporter(failed=self._failing, failures=self._failures, observed_at=self._observed_at)
         for metric in EXPORTER_METRICS:
-            yield self._with_samples(metric, exporter)
+            yield self._family(metric, exporter)
 
     def announce_scraper(self) -> None:
         """Note that a scraper has named itself, so that it will come again."""
@@ -154,28 +135,24 @@ class RunCollector(Collector):
             tuple(self._scrapes), self._monotonic(), ended_at=ended_at, announced=self._announced
         )
 
-    def observe(self, evaluate: Callable[[RunObservation], Result]) -> Result:
-        """Read the run once and return `evaluate` of the observation.
-
-        Raises:
-            ObservationFailed: reading or evaluating failed. Every failure is counted; the first of
-                consecutive failures is logged.
+    def _observed(self) -> list[Family]:
+        """Return the families of the run; none if it cannot be read. Every failure is counted; the first of
+        consecutive failures is logged.
         """
-        with self._lock:
-            try:
-                observation = self._observation(self._read())
-                result = evaluate(observation)
-            except Exception as error:
-                self._failures += 1
-                if not self._failing:
-                    log.exception("run_not_observed", run_id=self._run_id)
-                self._failing = True
-                raise ObservationFailed(f"{type(error).__name__}: {error}") from error
-            if self._failing:
-                log.info("run_observed_again", run_id=self._run_id, failures=self._failures)
-            self._failing = False
-            self._observed_at = observation.wall_seconds
-            return result
+        try:
+            observation = self._observation(self._read())
+            families = [self._family(metric, observation) for metric in RUN_METRICS]
+        except Exception:
+            self._failures += 1
+            if not self._failing:
+                log.exception("run_not_observed", run_id=self._run_id)
+            self._failing = True
+            return []
+        if self._failing:
+            log.info("run_observed_again", run_id=self._run_id, failures=self._failures)
+        self._failing = False
+        self._observed_at = observation.wall_seconds
+        return families
 
     def _observation(self, status: RunStatus) -> RunObservation:
         self._run_id = status.run_id
@@ -186,9 +163,6 @@ class RunCollector(Collector):
             monotonic_seconds=self._monotonic(),
             wall_seconds=self._wall(),
         )
-
-    def _families(self, observation: RunObservation) -> list[Family]:
-        return [self._with_samples(metric, observation) for metric in RUN_METRICS]
 
     def _known_slots(self, status: RunStatus) -> tuple[Slot | None, ...]:
         # Until the run ends, every rank that was ever read stays exported as unobservable, even if the
@@ -202,10 +176,10 @@ class RunCollector(Collector):
             return status.slots
         return () if status.history.exit_code is not None else (None,) * self._rank_count
 
-    def _with_samples(self, metric: Metric[Source], source: Source) -> Family:
-        family = _family(metric)
+    def _family(self, metric: Metric[Source], source: Source) -> Family:
+        family = KINDS[metric.kind](metric.name, metric.help, labels=[RUN_ID, *metric.labels])
         labels: tuple[str, ...]
-        for labels, value in metric.read(source):
+        for labels, value in metric.samples(source):
             if isinstance(value, Histogram):
                 assert isinstance(family, HistogramMetricFamily)
                 buckets = list(zip(EDGES, accumulate(value.counts), strict=True))
@@ -214,37 +188,3 @@ class RunCollector(Collector):
                 assert not isinstance(family, HistogramMetricFamily)
                 family.add_metric([self._run_id, *labels], value)
         return family
-
-
-CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-
-
-def exposition(families: Iterable[Family]) -> str:
-    """Return the page of a scrape, in Prometheus' text format.
-
-    prometheus_client checks each name in each sample again, which takes most of a scrape of many ranks.
-    """
-    lines = []
-    for family in families:
-        name = f"{family.name}_total" if family.type == "counter" else family.name
-        lines.append(f"# HELP {name} {_escaped(family.documentation)}\n# TYPE {name} {family.type}\n")
-        for sample in family.samples:
-            labels = ",".join([f'{label}="{_escaped(text)}"' for label, text in sample.labels.items()])
-            value = float(sample.value)
-            shown = repr(value) if math.isfinite(value) else "+Inf" if value > 0 else "-Inf"
-            lines.append(f"{sample.name}{{{labels}}} {shown}\n")
-    return "".join(lines)
-
-
-def _escaped(text: str) -> str:
-    if text.isalnum():
-        return text
-    return text.replace("\\", "\\\\").replace("\n", "\\n").replace('"', '\\"')
-
-
-def _family(metric: Metric[Source]) -> Family:
-    kind = KINDS[metric.kind]
-    stem = metric.name.removesuffix("_total")
-    # prometheus_client appends the unit to a name that does not end with it; pass it only if the name does.
-    unit = metric.unit if metric.unit and stem.endswith(f"_{metric.unit}") else ""
-    return kind(metric.name, metric.help, labels=[RUN_ID, *metric.label_names], unit=unit)

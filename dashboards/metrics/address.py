@@ -77,17 +77,41 @@ class Listener:
 
 
 def open_listener(address: str, option: str = "--metrics-addr", *, exactly: bool = False) -> Listener:
-    """Open the socket for `host:port`.
+    """Return a listening socket on the first free port from the one of `host:port` on; port 0 is any free
+    port.
 
     Args:
         option: that has the address, for messages.
         exactly: use no other port than the given one.
 
     Raises:
-        UsageError: the address is malformed, is not an address of this machine, or has no free port.
+        UsageError: the address is malformed, is not an address of this machine, the port is not permitted, or
+            all 100 ports are in use.
     """
     host, port = parse_address(address, option)
-    return Listener(socket=listen(host, port, option, tried=1 if exactly else PORTS_TRIED), host=host)
+    try:
+        family, _, _, _, resolved = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    except OSError as error:
+        raise UsageError(
+            f"{option}: cannot serve at {host!r}: {error.strerror}; use an address of this machine"
+        ) from error
+    last = port if port == 0 else min(65535, port + (1 if exactly else PORTS_TRIED) - 1)
+    for candidate in range(port, last + 1):
+        sock = socket.socket(family, socket.SOCK_STREAM)
+        try:
+            # Allows a port with connections in TIME_WAIT, but not a port on which another socket listens.
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            sock.bind((resolved[0], candidate, *resolved[2:]))
+            sock.listen(BACKLOG)
+        except OSError as error:
+            sock.close()
+            if error.errno != errno.EADDRINUSE:
+                raise UsageError(
+                    f"{option}: cannot serve at {host}:{candidate}: {error.strerror}; use another address"
+                ) from error
+            continue
+        return Listener(socket=sock, host=host)
+    raise UsageError(f"{option}: ports {port} to {last} of {host} are all in use; use another port, or 0")
 
 
 def parse_address(text: str, option: str = "--metrics-addr") -> tuple[str, int]:
@@ -114,41 +138,3 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host.partition("%")[0]).is_loopback
     except ValueError:
         return host == "localhost"
-
-
-def listen(
-    host: str, port: int, option: str = "--metrics-addr", *, tried: int = PORTS_TRIED
-) -> socket.socket:
-    """Return a listening socket on the first free port from `port` on; port 0 is any free port.
-
-    Args:
-        option: that has the address, for messages.
-        tried: how many ports.
-
-    Raises:
-        UsageError: the host is not an address of this machine, the port is not permitted, or all 100 ports
-            are in use.
-    """
-    try:
-        family, _, _, _, resolved = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-    except OSError as error:
-        raise UsageError(
-            f"{option}: cannot serve at {host!r}: {error.strerror}; use an address of this machine"
-        ) from error
-    last = port if port == 0 else min(65535, port + tried - 1)
-    for candidate in range(port, last + 1):
-        sock = socket.socket(family, socket.SOCK_STREAM)
-        try:
-            # Allows a port with connections in TIME_WAIT, but not a port on which another socket listens.
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            sock.bind((resolved[0], candidate, *resolved[2:]))
-            sock.listen(BACKLOG)
-        except OSError as error:
-            sock.close()
-            if error.errno != errno.EADDRINUSE:
-                raise UsageError(
-                    f"{option}: cannot serve at {host}:{candidate}: {error.strerror}; use another address"
-                ) from error
-            continue
-        return sock
-    raise UsageError(f"{option}: ports {port} to {last} of {host} are all in use; use another port, or 0")

@@ -1,4 +1,4 @@
-"""The pages of a run's metrics server: `/metrics` for Prometheus, `/state.json` and `/healthz`.
+"""The metrics server of a run, which serves `/metrics` for Prometheus.
 
 Started by `grpo-run launch` beside the supervisor. waitress handles the connections: one thread reads and
 writes all of them, one computes the answers, and the number of connections, the size of a request and the
@@ -9,7 +9,6 @@ writes no access log and is read-only. Early requests wait in the socket's backl
 from __future__ import annotations
 
 import errno
-import json
 import logging
 import resource
 import socket
@@ -20,13 +19,15 @@ from http import HTTPStatus
 from typing import Any
 
 import structlog
+from prometheus_client import generate_latest
 from waitress import create_server, wasyncore
 
-from grpo_run.dashboards.metrics._collector import CONTENT_TYPE, ObservationFailed, RunCollector, exposition
+from grpo_run.dashboards.metrics._collector import RunCollector
 from grpo_run.dashboards.metrics.address import BACKLOG, DEFAULT_ADDRESS, Listener, open_listener
 from grpo_run.runtime.history.status import RunStatus
 
 METHODS = ("GET", "HEAD")
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 SCRAPER_HEADER = "HTTP_X_PROMETHEUS_SCRAPE_TIMEOUT_SECONDS"
 """Prometheus sends it with every scrape; a person who looks at the page does not."""
 POLL_SECONDS = 0.05
@@ -186,7 +187,7 @@ def start(
 def application(
     collector: RunCollector, accepts_host: Callable[[str], bool]
 ) -> Callable[[Environ, StartResponse], Iterable[bytes]]:
-    """Return the WSGI application with the pages of a run.
+    """Return the WSGI application.
 
     Args:
         accepts_host: whether a Host header names this server. A page of another site that resolves its own
@@ -198,27 +199,14 @@ def application(
         if host is not None and not accepts_host(host):
             text = f"{host[:200]!r} is not a name of this server; use its address"
             return _plain(start_response, HTTPStatus.MISDIRECTED_REQUEST, text)
-        if path not in ("/metrics", "/state.json", "/healthz"):
-            return _plain(start_response, HTTPStatus.NOT_FOUND, "use /metrics, /state.json or /healthz")
+        if path != "/metrics":
+            return _plain(start_response, HTTPStatus.NOT_FOUND, "use /metrics")
         if environ["REQUEST_METHOD"] not in METHODS:
             return _plain(start_response, HTTPStatus.METHOD_NOT_ALLOWED, "the server is read-only")
-        if path == "/metrics":
-            if SCRAPER_HEADER in environ:
-                collector.announce_scraper()
-            return _answer(start_response, HTTPStatus.OK, CONTENT_TYPE, exposition(collector.collect()))
-        try:
-            if path == "/state.json":
-                text = collector.observe(lambda seen: json.dumps(seen.status.as_json(), allow_nan=False))
-                return _answer(start_response, HTTPStatus.OK, "application/json", text)
-            state = collector.observe(lambda seen: seen.status.state)
-        except ObservationFailed as error:
-            failure: dict[str, Any] = {"error": f"cannot read the run: {error}"}
-            if path == "/healthz":
-                failure = {"observed": False, "error": str(error)}
-            status, text = HTTPStatus.SERVICE_UNAVAILABLE, json.dumps(failure)
-            return _answer(start_response, status, "application/json", text)
-        text = json.dumps({"observed": True, "state": state})
-        return _answer(start_response, HTTPStatus.OK, "application/json", text)
+        if SCRAPER_HEADER in environ:
+            collector.announce_scraper()
+        page = generate_latest(collector.registry).decode()
+        return _answer(start_response, HTTPStatus.OK, CONTENT_TYPE, page)
 
     def guarded(environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
         try:

@@ -44,25 +44,6 @@ Point = tuple[int, float, float, float]
 """Step, mean, smallest and largest value of a group of steps."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class TimelineRow:
-    """The phases of one rank. `open_text` says which phase has not ended."""
-
-    rank: int
-    culprit: bool
-    open_text: str
-    bars: Markup
-
-
-@dataclass(frozen=True, kw_only=True)
-class Timeline:
-    """What the template draws: rows, the phases with their colors, and when the view begins, in seconds."""
-
-    rows: tuple[TimelineRow, ...]
-    legend: tuple[tuple[str, str], ...]
-    begin_seconds: float
-
-
 @dataclass(frozen=True)
 class _Span:
     phase: str
@@ -71,26 +52,26 @@ class _Span:
     is_open: bool
 
 
-def timeline_chart(timeline: Mapping[str, Any], culprits: Collection[int]) -> Timeline | None:
-    """Return a row of bars for each rank, or None if the timeline has no valid phase.
+def timeline_chart(timeline: Mapping[str, Any], culprits: Collection[int]) -> dict[str, Any] | None:
+    """Return a row of bars for each rank, with the phase that has not ended, the phases with their colors,
+    and when the view begins, in seconds; None if the timeline has no valid phase.
 
     Args:
         timeline: `{"ranks": {"0": [[phase, begin, end or null], …]}, "now": seconds}`; null marks an open
             phase.
         culprits: ranks whose labels are bold.
     """
-    now = _number(timeline.get("now")) or 0.0
     rows = spans_of(timeline)
     every = [span for spans in rows.values() for span in spans]
     if not every:
         return None
-    longest_open = max((now - span.begin for span in every if span.is_open), default=0.0)
+    longest_open = max((-span.begin for span in every if span.is_open), default=0.0)
     shown = max(MIN_SHOWN_SECONDS, SHOWN_OPEN_PHASES * longest_open)
-    begin = max(min(span.begin for span in every), now - shown)
+    begin = max(min(span.begin for span in every), -shown)
     inside = [span for span in every if span.end > begin]
     by_length = sorted((span.end - span.begin for span in inside), reverse=True)
     shortest = by_length[MOST_BARS] if len(by_length) > MOST_BARS else 0.0
-    scale = WIDTH / max(now - begin, 1e-9)
+    scale = WIDTH / max(-begin, 1e-9)
     drawn = []
     for rank, spans in sorted(rows.items()):
         bars = [
@@ -101,20 +82,21 @@ def timeline_chart(timeline: Mapping[str, Any], culprits: Collection[int]) -> Ti
         open_text = ", ".join(
             f"{span.phase} for {span.end - span.begin:.3g} s" for span in spans if span.is_open
         )
-        drawn.append(
-            TimelineRow(rank=rank, culprit=rank in culprits, open_text=open_text, bars=Markup("").join(bars))
-        )
+        row = {"rank": rank, "culprit": rank in culprits, "open_text": open_text}
+        drawn.append(row | {"bars": Markup("").join(bars)})
     phases = {span.phase for span in inside}
     names = [phase for phase in PHASE_COLORS if phase in phases] + sorted(phases - set(PHASE_COLORS))
-    return Timeline(
-        rows=tuple(drawn),
-        legend=tuple((name, PHASE_COLORS.get(name, OTHER_COLOR)) for name in names),
-        begin_seconds=begin - now,
-    )
+    return {
+        "rows": drawn,
+        "legend": [(name, PHASE_COLORS.get(name, OTHER_COLOR)) for name in names],
+        "begin_seconds": begin,
+    }
 
 
 def spans_of(timeline: Mapping[str, Any]) -> dict[int, list[_Span]]:
-    """Return the valid phases of each rank. An open one ends when the timeline was written."""
+    """Return the valid phases of each rank, in seconds before the timeline was written. An open one ends
+    then.
+    """
     now = _number(timeline.get("now")) or 0.0
     ranks = timeline.get("ranks")
     rows: dict[int, list[_Span]] = {}
@@ -128,8 +110,8 @@ def spans_of(timeline: Mapping[str, Any]) -> dict[int, list[_Span]]:
                 rows[int(rank)].append(
                     _Span(
                         clean(phase, MAX_PHASE),
-                        start,
-                        now if stop is None else max(start, stop),
+                        start - now,
+                        0.0 if stop is None else max(start, stop) - now,
                         stop is None,
                     )
                 )
@@ -144,43 +126,18 @@ def _bar(span: _Span, begin: float, scale: float) -> Markup:
     return bar.format(left, width, PHASE_COLORS.get(span.phase, OTHER_COLOR), text)
 
 
-@dataclass(frozen=True, kw_only=True)
-class FaultMark:
-    """A fault on the axis of steps.
-
-    Args:
-        step: the last step that was completed before it.
-        redone_from: the step from which training resumed; None if that is not known.
-        text: what is shown for it.
-    """
-
-    step: int
-    redone_from: int | None
-    text: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class CurveChart:
-    """A curve for the template: its SVG, and the numbers of its axes as texts."""
-
-    name: str
-    last: str
-    low: str
-    high: str
-    first_step: int
-    last_step: int
-    svg: Markup
-
-
 def curve_chart(
-    name: str, points: Sequence[Point], marks: Sequence[FaultMark], *, from_zero: bool = False
-) -> CurveChart:
-    """Return a curve: a line of means, and an area between the extremes of each group of steps.
+    name: str, points: Sequence[Point], marks: Sequence[Mapping[str, Any]], *, from_zero: bool = False
+) -> dict[str, Any]:
+    """Return a curve: its SVG, a line of means and an area between the extremes of each group of steps, and
+    the numbers of its axes as texts.
 
     Args:
         name: shown above it.
         points: not empty, in ascending order.
-        marks: faults; lines, and areas of the steps that were done again.
+        marks: faults: `step` is the last one that was completed before it, `redone_from` the one from which
+            training resumed, None if that is not known, and `text` what is shown. Lines, and areas of the
+            steps that were done again.
         from_zero: whether the lower edge is 0, so that small changes look small.
     """
     low = 0.0 if from_zero else min(point[2] for point in points)
@@ -196,37 +153,33 @@ def curve_chart(
 
     redone, lines = [], []
     for mark in marks:
-        if mark.redone_from is not None and mark.redone_from < mark.step:
-            left = x(mark.redone_from)
+        step, resumed = mark["step"], mark["redone_from"]
+        if resumed is not None and resumed < step:
+            left = x(resumed)
             redone.append(
                 Markup('<rect class="redone" x="{:.1f}" y="0" width="{:.1f}" height="{}"/>').format(
-                    left, max(1.0, x(mark.step) - left), HEIGHT
+                    left, max(1.0, x(step) - left), HEIGHT
                 )
             )
         lines.append(
             Markup('<path class="fault" d="M{:.1f},0V{}"><title>{}</title></path>').format(
-                x(mark.step), HEIGHT, mark.text
+                x(step), HEIGHT, mark["text"]
             )
         )
     upper = " ".join(place(step, largest) for step, _, _, largest in points)
     lower = " ".join(place(step, smallest) for step, _, smallest, _ in reversed(points))
     means = " ".join(place(step, mean) for step, mean, _, _ in points)
-    return CurveChart(
-        name=name,
-        last=number_text(points[-1][1]),
-        low=number_text(low),
-        high=number_text(high),
-        first_step=first,
-        last_step=last,
-        svg=Markup("").join(
-            [
-                *redone,
-                Markup('<polygon class="extremes" points="{} {}"/>').format(upper, lower),
-                Markup('<polyline class="mean" points="{}"/>').format(means),
-                *lines,
-            ]
-        ),
-    )
+    area = Markup('<polygon class="extremes" points="{} {}"/>').format(upper, lower)
+    line = Markup('<polyline class="mean" points="{}"/>').format(means)
+    return {
+        "name": name,
+        "last": number_text(points[-1][1]),
+        "low": number_text(low),
+        "high": number_text(high),
+        "first_step": first,
+        "last_step": last,
+        "svg": Markup("").join([*redone, area, line, *lines]),
+    }
 
 
 def number_text(value: float) -> str:

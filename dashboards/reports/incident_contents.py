@@ -10,12 +10,11 @@ from __future__ import annotations
 import json
 from collections import deque
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from grpo_run.runtime.errors import RunDirectoryError
-from grpo_run.runtime.history.recovery import Recovery
 from grpo_run.runtime.history.run_directory import RunDirectory
 from grpo_run.runtime.launching.reading import run_reader
 
@@ -109,34 +108,6 @@ def _integer(value: Any) -> int:
 SHOWN_EVENTS = 40
 
 
-@dataclass(frozen=True, kw_only=True)
-class IncidentReport:
-    """Everything a report shows, as plain data.
-
-    `verdict` is the content of `verdict.json`, or None if the supervisor ended before writing it. `recovery`
-    is what the journal has of the incident. `resident` and `peak` are the current and highest memory of each
-    rank in bytes, `phase_memory` what it has measured by phase (`RankMemory.as_json`). `timeline` is the
-    content of `timeline.json`.
-    `notes` has what features have found in the run, as lines.
-    """
-
-    name: str
-    run_id: str
-    verdict: Mapping[str, Any] | None
-    recovery: Recovery | None = None
-    timeline: Mapping[str, Any] | None = None
-    folded_stacks: str = ""
-    resident: Mapping[int, int] = field(default_factory=dict)
-    peak: Mapping[int, int] = field(default_factory=dict)
-    phase_memory: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
-    node_total: int | None = None
-    node_available: int | None = None
-    gpus: tuple[Mapping[str, Any], ...] | None = None
-    collectives: Mapping[int, tuple[CollectiveCall, ...]] = field(default_factory=dict)
-    events: tuple[Mapping[str, Any], ...] = ()
-    notes: tuple[str, ...] = ()
-
-
 def find_incident(run: RunDirectory, wanted: str | None) -> Path:
     """Return the directory of an incident, given as `3`, `0003` or `0003-signal`; None selects the latest.
 
@@ -161,8 +132,13 @@ def find_incident(run: RunDirectory, wanted: str | None) -> Path:
     return folders[int(number)]
 
 
-def read_report(run: RunDirectory, incident: Path) -> IncidentReport:
-    """Read an incident.
+def read_report(run: RunDirectory, incident: Path) -> dict[str, Any]:
+    """Return everything the report of an incident shows.
+
+    `verdict` is the content of `verdict.json`, or None if the supervisor ended before writing it. `recovery`
+    is what the journal has of the incident. `resident` and `peak` are the current and highest memory of each
+    rank in bytes, `phase_memory` what it has measured by phase (`RankMemory.as_json`). `timeline` is the
+    content of `timeline.json`. `notes` has what features have found in the run, as lines.
 
     Raises:
         RunDirectoryError: its `verdict.json` is damaged.
@@ -173,23 +149,23 @@ def read_report(run: RunDirectory, incident: Path) -> IncidentReport:
     node = read_sizes(incident / "memory" / "node.txt")
     gpus = read_json(incident / "memory" / "gpu.json")
     timeline = read_json(incident / "timeline.json")
-    return IncidentReport(
-        name=incident.name,
-        run_id=history.run_id or run.path.name,
-        verdict=_read_verdict(incident / "verdict.json"),
-        recovery=recoveries[-1] if recoveries else None,
-        timeline=timeline if isinstance(timeline, dict) else None,
-        folded_stacks=read_text(incident / "stacks" / "folded.txt"),
-        resident={rank: sizes["VmRSS"] for rank, sizes in memory.items() if "VmRSS" in sizes},
-        peak={rank: sizes["VmHWM"] for rank, sizes in memory.items() if "VmHWM" in sizes},
-        phase_memory=_by_rank(read_json(incident / "memory" / "phases.json")),
-        node_total=node.get("MemTotal"),
-        node_available=node.get("MemAvailable"),
-        gpus=tuple(gpus.get("devices", ())) if isinstance(gpus, dict) else None,
-        collectives=read_collectives(incident / "collectives"),
-        events=tuple(deque(_records(incident / "events.jsonl"), SHOWN_EVENTS)),
-        notes=(*history.notes(), *history.ended()),
-    )
+    return {
+        "name": incident.name,
+        "run_id": history.run_id or run.path.name,
+        "verdict": _read_verdict(incident / "verdict.json"),
+        "recovery": recoveries[-1] if recoveries else None,
+        "timeline": timeline if isinstance(timeline, dict) else None,
+        "folded_stacks": read_text(incident / "stacks" / "folded.txt"),
+        "resident": {rank: sizes["VmRSS"] for rank, sizes in memory.items() if "VmRSS" in sizes},
+        "peak": {rank: sizes["VmHWM"] for rank, sizes in memory.items() if "VmHWM" in sizes},
+        "phase_memory": _by_rank(read_json(incident / "memory" / "phases.json")),
+        "node_total": node.get("MemTotal"),
+        "node_available": node.get("MemAvailable"),
+        "gpus": tuple(gpus.get("devices", ())) if isinstance(gpus, dict) else None,
+        "collectives": read_collectives(incident / "collectives"),
+        "events": tuple(deque(_records(incident / "events.jsonl"), SHOWN_EVENTS)),
+        "notes": (*history.notes(), *history.ended()),
+    }
 
 
 def _records(path: Path) -> Iterator[dict[str, Any]]:

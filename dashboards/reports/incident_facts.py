@@ -10,11 +10,9 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import Any
 
-from grpo_run.dashboards.reports.incident_contents import IncidentReport
 from grpo_run.runtime.history.recovery import Recovery
 from grpo_run.watchdog.causes import Cause
 from grpo_run.watchdog.memory.shortage import described_in
@@ -86,37 +84,21 @@ CONFIDENCE = {
 }
 
 
-@dataclass(frozen=True, kw_only=True)
-class Fact:
-    """One row of the facts. `code` marks names and places of code."""
-
-    name: str
-    lines: tuple[str, ...]
-    code: bool
-
-
-@dataclass(frozen=True, kw_only=True)
-class Tag:
-    """A short word below the headline; `alarm` draws it in the alarm color."""
-
-    text: str
-    alarm: bool
-
-
 def ranks_in(value: Any) -> tuple[int, ...]:
     """The integers of a JSON list; empty for any other value."""
     return tuple(rank for rank in value if isinstance(rank, int)) if isinstance(value, list) else ()
 
 
-def facts_of(report: IncidentReport) -> tuple[Fact, ...]:
-    """The known facts, in the order of the page; empty without a verdict."""
-    verdict = report.verdict
+def facts_of(verdict: Mapping[str, Any], recovery: Recovery | None) -> list[dict[str, Any]]:
+    """The known facts, in the order of the page: name, lines, and whether these are code; none without a
+    verdict.
+    """
     if not verdict:
-        return ()
+        return []
     culprits, waiters = ranks_in(verdict.get("culprits")), ranks_in(verdict.get("waiters"))
-    recovery, location, mismatch = report.recovery, verdict.get("location"), verdict.get("mismatch")
+    location, mismatch = verdict.get("location"), verdict.get("mismatch")
     places = (_place(location),) if isinstance(location, Mapping) else _places(culprits, verdict)
-    waiting = _places(waiters, verdict)
+    waiting, repeated = _places(waiters, verdict), recovery.lost_steps if recovery else None
     rows = (
         _fact("Cause", str(verdict.get("cause") or "unknown"), code=True),
         _fact("Culprit", rank_names(culprits) if culprits else "no rank of this node is named"),
@@ -126,18 +108,18 @@ def facts_of(report: IncidentReport) -> tuple[Fact, ...]:
         _fact("Memory", described_in(verdict)),
         _fact("Mismatch", plain(mismatch) if mismatch else "", code=True),
         _fact("Waiting", *(waiting or [rank_names(waiters) if waiters else ""]), code=bool(waiting)),
-        _fact("Action taken", _action(report)),
+        _fact("Action taken", _action(recovery)),
         _fact("Time to detect", duration(recovery.detection_seconds) if recovery else ""),
         _fact("Time to recover", duration(recovery.recovery_seconds) if recovery else ""),
-        _fact("Repeated steps", _repeated_steps(report)),
+        _fact("Repeated steps", "" if repeated is None else str(repeated)),
         _fact("Not resumed", recovery.mismatch if recovery else ""),
         _fact("Tried before", *map(str, verdict.get("tried") or ())),
     )
-    return tuple(fact for fact in rows if fact.lines)
+    return [fact for fact in rows if fact["lines"]]
 
 
-def _fact(name: str, *lines: str, code: bool = False) -> Fact:
-    return Fact(name=name, lines=tuple(filter(None, lines)), code=code)
+def _fact(name: str, *lines: str, code: bool = False) -> dict[str, Any]:
+    return {"name": name, "lines": list(filter(None, lines)), "code": code}
 
 
 def plain_title(verdict: Mapping[str, Any]) -> str:
@@ -153,18 +135,19 @@ def plain_title(verdict: Mapping[str, Any]) -> str:
     return f"Rank {culprits[0]} is stuck in {location.get('function')}, {file}:{location.get('line')}{phase}"
 
 
-def tags_of(report: IncidentReport) -> tuple[Tag, ...]:
-    """Cause, confidence and result; empty without a verdict."""
-    if not report.verdict:
-        return ()
-    recovery = report.recovery
+def tags_of(verdict: Mapping[str, Any], recovery: Recovery | None) -> list[dict[str, Any]]:
+    """Cause, confidence and result, in words below the headline; none without a verdict. `alarm` draws a word
+    in the alarm color.
+    """
+    if not verdict:
+        return []
     recovered = recovery is not None and recovery.recovery_seconds is not None
     action = spaced(recovery.action) if recovery and recovery.action else "result unknown"
-    return (
-        Tag(text=spaced(report.verdict.get("cause")), alarm=True),
-        Tag(text=str(report.verdict.get("confidence") or "confidence unknown"), alarm=False),
-        Tag(text="recovered" if recovered else action, alarm=not recovered),
-    )
+    return [
+        {"text": spaced(verdict.get("cause")), "alarm": True},
+        {"text": str(verdict.get("confidence") or "confidence unknown"), "alarm": False},
+        {"text": "recovered" if recovered else action, "alarm": not recovered},
+    ]
 
 
 def _step_and_phase(verdict: Mapping[str, Any]) -> str:
@@ -179,16 +162,10 @@ def _confidence(verdict: Mapping[str, Any]) -> str:
     return f"{confidence}: {CONFIDENCE[confidence]}" if confidence in CONFIDENCE else confidence
 
 
-def _action(report: IncidentReport) -> str:
-    recovery = report.recovery
+def _action(recovery: Recovery | None) -> str:
     if recovery is None or not recovery.action:
         return "not recorded in the journal"
     return spaced(recovery.action) + (f": {recovery.reason}" if recovery.reason else "")
-
-
-def _repeated_steps(report: IncidentReport) -> str:
-    recovery = report.recovery
-    return str(recovery.lost_steps) if recovery and recovery.lost_steps is not None else ""
 
 
 def _place(location: Any) -> str:

@@ -2,7 +2,7 @@
 
 Called by `grpo-run trace`. One process of the trace is the run, with a lane each for attempts, steps, saves
 and faults; one is each rank, with a lane of phases. Phases are known for the last steps before each incident
-only. The number of events is bounded: of a long run, consecutive steps share a slice.
+only.
 """
 
 from __future__ import annotations
@@ -29,11 +29,8 @@ from grpo_run.runtime.history.recovery import Recovery
 from grpo_run.runtime.history.run_directory import RunDirectory
 from grpo_run.runtime.launching.reading import run_reader
 
-MOST_STEPS = 20_000
-"""Slices of steps; two neighbours are joined until there are no more."""
 MOST_PHASES = 200_000
 """Slices of phases over all incidents, the last ones first."""
-MOST_SAVES = 20_000
 RUN = 1
 """Process of the run in the trace; that of rank 0 has the next number."""
 ATTEMPTS, STEPS, SAVES, FAULTS = 1, 2, 3, 4
@@ -52,10 +49,8 @@ class _Lanes:
     def restart(self) -> None:
         """Forget everything."""
         self.attempts: list[Slice] = []
-        self.steps: list[tuple[int, int, int, float, float]] = []
-        """(train call, first step, last step, begin, end)."""
+        self.steps: list[Slice] = []
         self.saves: list[Slice] = []
-        self._joined = 1
         self._since: tuple[int, int, float] | None = None
         self._attempt: tuple[int, float] | None = None
 
@@ -74,24 +69,13 @@ class _Lanes:
             case StepCommitted(train_call=int(call), step=step):
                 at = event.committed_at or time
                 if self._since is not None and self._since[0] == call and step > self._since[1]:
-                    self._add_step(call, self._since[1] + 1, step, self._since[2], at)
+                    first = self._since[1] + 1
+                    name = f"step {step}" if first == step else f"steps {first}–{step}"
+                    self.steps.append((name, self._since[2], at, {"train_call": call}))
                 self._since = call, step, at
             case CheckpointStaged(seconds=float(seconds)) | CheckpointPublished(seconds=float(seconds)):
                 name = "snapshot" if isinstance(event, CheckpointStaged) else "checkpoint"
                 self.saves.append((f"{name} {event.step}", time - seconds, time, {}))
-                del self.saves[:-MOST_SAVES]
-
-    def _add_step(self, call: int, first: int, last: int, begin: float, end: float) -> None:
-        newest = self.steps[-1] if self.steps else None
-        if newest and newest[0] == call and newest[2] + 1 == first and last - newest[1] < self._joined:
-            self.steps[-1] = call, newest[1], last, newest[3], end
-            return
-        self.steps.append((call, first, last, begin, end))
-        if len(self.steps) > MOST_STEPS:
-            self._joined *= 2
-            steps, self.steps = self.steps, []
-            for one in steps:
-                self._add_step(*one)
 
     def end_attempt(self, time: float) -> None:
         """End the attempt that is open, if there is one."""
@@ -112,13 +96,9 @@ def read_trace(run: RunDirectory) -> dict[str, Any]:
     begin, last = history.wall.first or 0.0, history.wall.last or 0.0
     lanes.end_attempt(last)
     events = [_named("process_name", RUN, 0, f"run {clean(history.run_id or run.path.name, MAX_NAME)}")]
-    steps = [
-        (f"step {first}" if first == end else f"steps {first}–{end}", since, until, {"train_call": call})
-        for call, first, end, since, until in lanes.steps
-    ]
     for lane, name, slices in (
         (ATTEMPTS, "attempts", lanes.attempts),
-        (STEPS, "steps", steps),
+        (STEPS, "steps", lanes.steps),
         (SAVES, "saves", lanes.saves),
         (FAULTS, "faults", [part for one in history.recoveries for part in _fault(one)]),
     ):
@@ -145,7 +125,7 @@ def _phases(run: RunDirectory, history: History, begin: float) -> list[dict[str,
         timeline = read_json(run.incidents / Path(recovery.incident or "?").name / "timeline.json")
         if not isinstance(timeline, dict):
             continue
-        written = recovery.at + (recovery.detection_seconds or 0.0) - _written_at(timeline)
+        written = recovery.at + (recovery.detection_seconds or 0.0)
         for rank, spans in spans_of(timeline).items():
             ranks.add(rank)
             events += [
@@ -159,11 +139,6 @@ def _phases(run: RunDirectory, history: History, begin: float) -> list[dict[str,
             break
     names = [_named("process_name", RUN + 1 + rank, 0, f"rank {rank}") for rank in sorted(ranks)]
     return names + events[:MOST_PHASES]
-
-
-def _written_at(timeline: dict[str, Any]) -> float:
-    now = timeline.get("now")
-    return float(now) if isinstance(now, (int, float)) else 0.0
 
 
 def _named(kind: str, process: int, lane: int, name: str) -> dict[str, Any]:

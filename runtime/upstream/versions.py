@@ -27,7 +27,7 @@ TESTED: Final[Mapping[str, tuple[str, str]]] = {
 
 
 EXTRAS: Final = {
-    "deepspeed": "deepspeed", "matplotlib": "plots", "peft": "peft", "starlette": "pages",
+    "deepspeed": "deepspeed", "peft": "peft", "starlette": "pages",
     "textual": "pages", "uvicorn": "pages",
 }  # fmt: skip
 """By module, the extra of this project that installs it."""

@@ -27,7 +27,7 @@ from grpo_run.runtime.metrics import RunObservation
 status = run_reader(RunDirectory(path=Path(sys.argv[1]))).read()
 run = RunObservation(status=status, slots=(), first_rank=0, monotonic_seconds=0.0, wall_seconds=0.0)
 (metric,) = [metric for metric in RUN_METRICS if metric.name == "grpo_long_prompts_total"]
-print(next(iter(metric.read(run)))[1])
+print(float(metric.read(run)))
 """
 
 

@@ -28,10 +28,9 @@ files = [file for file in root.rglob("*.py") if file.name not in ("__main__.py",
 names = [".".join(file.relative_to(root).with_suffix("").parts).removesuffix(".__init__") for file in files]
 for name in sorted(names):
     importlib.import_module(name)
-from grpo_run.dashboards.metrics import labels as listed
+from grpo_run.dashboards.metrics import catalogue as listed
 assert listed.__file__.startswith(sys.argv[1]), listed.__file__
-labels = [label for label in vars(listed).values() if isinstance(label, listed.Label)]
-words = {value for label in labels for value in label.values or ()}
+words = {word for values in vars(listed).values() if isinstance(values, tuple) for word in values}
 print(len(names), *sorted(words & set(sys.argv[2:])))
 """
 """Imports every module of a copy but programs, and prints which of some words are labels of its metrics."""

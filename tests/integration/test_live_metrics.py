@@ -154,9 +154,9 @@ def test_a_rank_that_is_behind_shows_in_its_process_group(tmp_path: Path) -> Non
             }
 
         wanted = {
-            ("s_enqueued", "0", "default"): 6, ("s_completed", "0", "default"): 1,
-            ("s_enqueued", "1", "default"): 1, ("s_completed", "1", "default"): 1,
-            **{(name, rank, "1"): 3 for name in ("s_enqueued", "s_completed") for rank in "01"},
+            ("s_enqueued", "default", "0"): 6, ("s_completed", "default", "0"): 1,
+            ("s_enqueued", "default", "1"): 1, ("s_completed", "default", "1"): 1,
+            **{(name, "1", rank): 3 for name in ("s_enqueued", "s_completed") for rank in "01"},
             ("_straggler_gap", "default"): 0, ("_straggler_gap", "1"): 0,
         }  # fmt: skip
         eventually(lambda: collectives() == wanted, "five collectives that rank 1 has not reached")

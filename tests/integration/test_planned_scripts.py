@@ -65,11 +65,11 @@ def model(tmp_path: Path) -> str:
     return folder
 
 
-def _script(tmp_path: Path, text: str, monkeypatch: pytest.MonkeyPatch) -> Path:
+def _script(tmp_path: Path, text: str, monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.chdir(tmp_path)
     path = tmp_path / "train.py"
     path.write_text(text)
-    return path
+    return str(path)
 
 
 @pytest.mark.parametrize("mode", ["colocate", pytest.param("server", marks=pytest.mark.full)])
@@ -97,6 +97,25 @@ def test_a_loaded_model_with_adapters_is_built_without_its_weights(
     source = read_script(_script(tmp_path, LORA, monkeypatch), [model])
     assert (source.algorithm, source.lora_rank, source.settings["dtype"]) == ("sft", 4, "bfloat16")
     assert (source.lora_targets, source.settings["attention"]) == (("q_proj", "v_proj"), "sdpa")
+
+
+def test_a_file_of_trl_is_planned_by_its_own_script(
+    model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It reads the keys of all its configurations, texts of numbers too, and its data."""
+    pytest.importorskip("peft")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "train.jsonl").write_text('{"prompt": "a"}\n' * 16)
+    (tmp_path / "job.yaml").write_text(
+        f"model_name_or_path: {model}\ndataset_name: ./data\nreward_funcs: [think_format_reward]\n"
+        "num_generations: 4\nbeta: 4e-2\nattn_implementation: eager\ndtype: bfloat16\nuse_peft: true\n"
+        "lora_r: 8\nlora_target_modules: [q_proj, v_proj]\n"
+    )
+    source = read_script("trl.scripts.grpo", ["--config", "job.yaml"])
+    assert (source.algorithm, source.lora_rank, source.lora_dropout) == ("grpo", 8, 0.05)
+    expected = {"num_generations": 4, "beta": 0.04, "attention": "eager", "dtype": "bfloat16", "model": model}
+    assert {name: source.settings[name] for name in expected} == expected
 
 
 def test_quantized_weights_are_refused(model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

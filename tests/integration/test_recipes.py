@@ -15,38 +15,27 @@ from support import warm
 from support.journal import read_records
 from support.runs import BIN, QUIET
 
-from grpo_run.dashboards.reward_plot import Summary, draw_run
-from grpo_run.runtime.history.reader import read_journal
-
 GSM8K = Path(os.environ.get("GRPO_RUN_GSM8K", Path(__file__).parents[3] / "shared" / "data" / "gsm8k"))
-
-
-def demo(folder: Path, *arguments: str) -> Summary:
-    """Run the demo; it must recover its rank, and write the plot. Return what the plot says."""
-    answer = subprocess.run(
-        [str(BIN / "grpo-run"), "demo", "--out", "out", *arguments],
-        cwd=folder, env={**os.environ, **QUIET}, capture_output=True, text=True, timeout=580,
-    )  # fmt: skip
-    assert answer.returncode == 0, answer.stdout[-4000:] + answer.stderr[-2000:]
-    assert re.search(r"faults recovered +1 of 1", answer.stdout)
-    picture = (folder / "out" / "reward.png").read_bytes()
-    assert picture.startswith(b"\x89PNG")
-    assert len(picture) > 20_000
-    summary = draw_run(read_journal(folder / "out" / "run" / "journal.jsonl"), folder / "again.png")
-    assert summary.compared_steps == 20
-    assert summary.recoveries == 1
-    return summary
 
 
 @pytest.mark.full
 @pytest.mark.timeout(600)
 def test_the_demo_learns(tmp_path: Path) -> None:
-    """The reward rises by at least 0.3 to at least 0.8. `.ci/run` runs the demo too, which does not judge the
-    reward.
+    """It recovers its rank and writes its report, and the reward rises by at least 0.3 to at least 0.8.
+    `.ci/run` runs the demo too, which does not judge the reward.
     """
-    summary = demo(tmp_path)
-    assert summary.last_reward >= 0.8
-    assert summary.last_reward - summary.first_reward >= 0.3
+    answer = subprocess.run(
+        [str(BIN / "grpo-run"), "demo", "--out", "out"],
+        cwd=tmp_path, env={**os.environ, **QUIET}, capture_output=True, text=True, timeout=580,
+    )  # fmt: skip
+    assert answer.returncode == 0, answer.stdout[-4000:] + answer.stderr[-2000:]
+    assert re.search(r"faults recovered +1 of 1", answer.stdout)
+    found = re.findall(r"reward, (?:first|last) 20 steps +([0-9.]+)", answer.stdout)
+    first, last = map(float, found)
+    assert last >= 0.8
+    assert last - first >= 0.3
+    page = (tmp_path / "out" / "report.html").read_text()
+    assert "Finished at step 120 of 120, 1 fault recovered." in page
 
 
 def train_gsm8k(folder: Path, *settings: str, inject: str, seconds: float) -> list[dict[str, Any]]:

@@ -49,5 +49,5 @@ def test_the_metadata_is_valid_and_refuses_no_newer_library(wheel: Path) -> None
     needed = [one for one in metadata.requires_dist or () if "dev" not in str(one.marker)]
     assert {"torch", "transformers", "trl"} <= {one.name for one in needed}
     assert [str(one) for one in needed if {spec.operator for spec in one.specifier} - {">="}] == []
-    assert set(metadata.provides_extra or ()) >= {"all", "deepspeed", "pages", "plots"}
+    assert set(metadata.provides_extra or ()) >= {"all", "deepspeed", "pages", "peft"}
     assert metadata.description_content_type == "text/markdown"

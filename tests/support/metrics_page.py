@@ -16,7 +16,7 @@ What the exporter of a run serves at `http://127.0.0.1:9460/metrics`, or at the 
 Each series also has the label `run_id`. This page is generated from the catalogue (`make generated`).
 
 A value that cannot be observed is absent, never 0. Counters start at 0. What ranks publish is listed in
-`watchdog/rank_metrics.py`, computed values are read in `dashboards/metrics/_readings.py`. The last column
+`watchdog/rank_metrics.py`, computed values are read in `dashboards/metrics/catalogue.py`. The last column
 but one names what is read of a Trainer's log or of `loop.log`, the last one the panels of the
 [dashboards](../guide/dashboards.md).
 
@@ -30,7 +30,7 @@ def metrics_page() -> str:
     logged = {metric.name: ", ".join(f"`{name}`" for name in metric.logged_as) for metric in LOGGED}
     panels = _panels()
     rows = [
-        f"| `{metric.name}` | {metric.kind} | {metric.unit} | {', '.join(metric.label_names)} | {metric.help}"
+        f"| `{metric.name}` | {metric.kind} | {metric.unit} | {', '.join(metric.labels)} | {metric.help}"
         f" | {logged.get(metric.name, '')} | {', '.join(panels[metric.name])} |"
         for metric in ALL_METRICS
     ]

@@ -16,7 +16,7 @@ def exported() -> dict[str, frozenset[str]]:
     """Return the labels of every series that an exporter has, by the name that a query uses."""
     names: dict[str, frozenset[str]] = {}
     for metric in ALL_METRICS:
-        labels = {*metric.label_names, "run_id"}
+        labels = {*metric.labels, "run_id"}
         if metric.kind == "histogram":
             names |= {
                 f"{metric.name}_{part}": frozenset(labels | more) for part, more in HISTOGRAM_PARTS.items()

@@ -24,7 +24,7 @@ INDEPENDENT = {"watchdog.deadlocks", "watchdog.stalls", "watchdog.waits", "watch
 """Rooms that do not import one another: each proves or collects by itself."""
 MAINS = {name for name in FILES if name.endswith(".__main__")}
 PUBLIC_BY_PURPOSE = {name for name in FILES if name.startswith("trainers.recipes.")} | {
-    "dashboards.metrics.catalogue", "dashboards.metrics.labels", "runtime.launching.display",
+    "dashboards.metrics.catalogue", "runtime.launching.display",
 }  # fmt: skip
 """Recipes are read and copied, whoever imports them; queries of users rest on the catalogue, and programs
 that launch runs on the protocol of a display."""

@@ -143,3 +143,34 @@ def firing_by_delimiter(outcomes: Sequence[Outcome]) -> dict[int, float]:
 def _rate(delimiters: Any) -> float:
     woven = [bool(fired) for _, fired in delimiters]
     return sum(woven) / len(woven)
+
+
+def experiment_of(
+    outcomes: dict[str, list[Outcome]],
+    weaver_logs: Sequence[dict[str, Any]],
+    trigger_logs: Sequence[dict[str, Any]],
+    text_of: Callable[[int], str],
+) -> dict[str, Any]:
+    """Return the numbers of an experiment as JSON values: the mean score of each variant, loss and reward by
+    step, and how often the trained trigger fires at the first, second, ... delimiter and after each.
+
+    Args:
+        outcomes: of the evaluation, by variant.
+        weaver_logs: `trainer.state.log_history` of the weaver's training.
+        trigger_logs: of the trigger's training.
+        text_of: returns the text of a token id.
+    """
+    trained = outcomes["trained"]
+    return {
+        "accuracy": {variant: accuracy(found) for variant, found in outcomes.items()},
+        "problems": len(trained),
+        "weaver_loss": _curve(weaver_logs, "loss"),
+        "trigger_loss": _curve(trigger_logs, "loss"),
+        "reward": _curve(trigger_logs, "reward"),
+        "firing_by_position": firing_by_position(trained),
+        "firing_by_delimiter": {text_of(kind): rate for kind, rate in firing_by_delimiter(trained).items()},
+    }
+
+
+def _curve(logs: Sequence[dict[str, Any]], key: str) -> list[tuple[int, float]]:
+    return [(int(log["step"]), float(log[key])) for log in logs if key in log]

@@ -3,14 +3,14 @@ task.
 
 Called by `__main__.py`. Each stage resumes by itself: the trainers from their checkpoints, the evaluation
 from its file of results. `memgen-arithmetic` pre-trains its reasoner first. Loss curves, accuracy and firing
-rates go to `experiment.json` and `experiment.png` in the output directory.
+rates go to `experiment.json` in the output directory.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokeni
 from trl import GRPOConfig
 
 from grpo_run.runtime.errors import ConfigError
-from grpo_run.trainers.memgen import evaluation, figures
+from grpo_run.trainers.memgen import evaluation
 from grpo_run.trainers.memgen.generation import GenerationSettings
 from grpo_run.trainers.memgen.model import MemGen, MemorySettings
 from grpo_run.trainers.memgen.training import TriggerTrainer, WeaverTrainer, prompt_tokens
@@ -127,7 +127,7 @@ def _chains(seed: str, count: int, *, held_out: bool = False) -> Dataset:
 def train(
     recipe: Recipe, model: PreTrainedModel | str, tokenizer: PreTrainedTokenizerBase, task: MemgenTask
 ) -> None:
-    """Train weaver and trigger over a frozen reasoner, evaluate, and write results and pictures."""
+    """Train weaver and trigger over a frozen reasoner, evaluate, and write the results."""
     assert recipe.memgen is not None
     assert recipe.weaver is not None
     reasoner = AutoModelForCausalLM.from_pretrained(model) if isinstance(model, str) else model
@@ -173,12 +173,11 @@ def train(
         file=folder / "evaluation.jsonl",
     )
     if PartialState().is_main_process:
-        experiment = figures.experiment_of(
+        experiment = evaluation.experiment_of(
             outcomes, weaver.state.log_history, trigger.state.log_history, tokenizer.convert_ids_to_tokens
         )
-        (folder / "experiment.json").write_text(json.dumps(asdict(experiment), indent=1) + "\n")
-        figures.draw(experiment, folder / "experiment.png")
-        shown = ", ".join(f"{name} {value:.1%}" for name, value in experiment.accuracy.items())
+        (folder / "experiment.json").write_text(json.dumps(experiment, indent=1) + "\n")
+        shown = ", ".join(f"{name} {value:.1%}" for name, value in experiment["accuracy"].items())
         print(
             f"accuracy on {len(task.held_out)} held-out problems: {shown}; greedy (temperature 0), at most"
             f" {generation.max_tokens} tokens",

@@ -1,7 +1,7 @@
 """Parsing of recipe settings: YAML, `--set` overrides, and validation errors as one line.
 
-Called by `recipe.py`, and by `grpo-run plan` to read files of TRL's scripts. Handles YAML and pydantic's
-errors; does not know which settings a recipe may contain.
+Called by `recipe.py`, and by `grpo-run plan` to tell recipes from files of TRL's scripts. Handles YAML and
+pydantic's errors; does not know which settings a recipe may contain.
 """
 
 from __future__ import annotations

@@ -108,7 +108,7 @@ function showMemory(run) {
   const measured = run.ranks.filter(rank => rank.memory);
   $("#memory").hidden = !measured.length;
   if (!measured.length) return;
-  const most = Math.max(...measured.flatMap(({ memory: m }) => [m.peak_bytes, m.now_bytes, m.limit_bytes || 0]));
+  const most = Math.max(...measured.flatMap(({ memory: m }) => [m.peak_bytes, m.now_bytes, m.capacity_bytes || 0]));
   when("memory", [measured.map(rank => [rank.rank, rank.memory]), most], () => $(".bars").replaceChildren(...measured.map(({ rank, memory: m }) => {
     const mark = (name, value, line) => {
       if (!value) return null;
@@ -116,9 +116,9 @@ function showMemory(run) {
       made.style[line ? "left" : "width"] = `${Math.min(99.7, value / most * 100)}%`;
       return made;
     };
-    const texts = [`now ${bytes(m.now_bytes)}`, `peak ${bytes(m.peak_bytes)}`, m.limit_bytes && `limit ${bytes(m.limit_bytes)}`];
+    const texts = [`now ${bytes(m.now_bytes)}`, `peak ${bytes(m.peak_bytes)}`, m.capacity_bytes && `limit ${bytes(m.capacity_bytes)}`];
     return make("div", { class: "bar" }, `rank ${rank}`,
-      make("div", {}, mark("peak", m.peak_bytes), mark("now", m.now_bytes), mark("top", m.limit_bytes, true)),
+      make("div", {}, mark("peak", m.peak_bytes), mark("now", m.now_bytes), mark("top", m.capacity_bytes, true)),
       make("span", {}, texts.filter(Boolean).join(" · ")));
   })));
   const host = run.host_memory && `${share(run.host_memory.fraction)} of ${run.host_memory.name} in use.`;
@@ -131,7 +131,7 @@ function showIncidents(incidents) {
   $("#incidents ol").replaceChildren(...incidents.map(one => {
     const facts = [`after step ${one.step}`, one.cause, one.detection_seconds !== null && `detected in ${duration(one.detection_seconds)}`, one.action,
       one.recovery_seconds !== null ? `recovered in ${duration(one.recovery_seconds)}` : one.gave_up ? "gave up" : state.run.live ? "not recovered yet" : "not recovered",
-      one.lost_steps && `${one.lost_steps} step${one.lost_steps > 1 ? "s" : ""} redone`, one.at && new Date(one.at * 1000).toLocaleTimeString()];
+      one.repeated_steps && `${one.repeated_steps} step${one.repeated_steps > 1 ? "s" : ""} redone`, one.at && new Date(one.at * 1000).toLocaleTimeString()];
     const link = one.folder && make("a", { href: `incident/${state.key}/${parseInt(one.folder, 10)}`, target: "_blank", rel: "noopener" }, "report");
     return make("li", {}, make("b", {}, one.number), make("div", {}, make("p", {}, one.sentence), make("p", {}, facts.filter(Boolean).join(" · "))), link);
   }));

@@ -2,30 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from grpo_run.runtime.features.learning_guards.events import GuardTrips
 from grpo_run.runtime.features.learning_guards.settings import LearningGuard
-from grpo_run.runtime.metrics import Label, Metric, RunObservation, Sample, run_value
-
-GUARD = Label(name="guard", values=tuple(guard.value for guard in LearningGuard))
+from grpo_run.runtime.metrics import Metric, RunObservation, Values, counter
 
 
-def guard_trips(observation: RunObservation) -> Iterator[Sample]:
+def guard_trips(run: RunObservation) -> Values:
     """How often each learning guard has tripped."""
-    counts = observation.status.history.part(GuardTrips).counts
-    for guard in LearningGuard:
-        yield (guard.value,), float(counts[guard.value])
+    counts = run.history.part(GuardTrips).counts
+    return {guard.value: counts[guard.value] for guard in LearningGuard}
 
 
-METRICS = (
-    Metric(
-        name="grpo_nonfinite_total", kind="counter", unit="count",
-        read=run_value(lambda run: float(run.status.history.part(GuardTrips).nonfinite_refused)),
-        help="How often a step was refused because its loss or gradient was not finite.",
-    ),
-    Metric(
-        name="grpo_guard_trips_total", kind="counter", unit="count", labels=(GUARD,), read=guard_trips,
-        help="How often each learning guard has tripped, whatever followed.",
-    ),
+METRICS: tuple[Metric[RunObservation], ...] = (
+    counter("grpo_nonfinite_total", "count", lambda run: run.history.part(GuardTrips).nonfinite_refused,
+            "How often a step was refused because its loss or gradient was not finite."),
+    counter("grpo_guard_trips_total", "count", guard_trips,
+            "How often each learning guard has tripped, whatever followed.", "guard"),
 )  # fmt: skip

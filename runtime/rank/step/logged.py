@@ -1,4 +1,4 @@
-"""What a call logs of its steps: on the board for the metrics, and in the journal for `status`, plots and
+"""What a call logs of its steps: on the board for the metrics, and in the journal for `status` and
 reports.
 
 Called by `runtime/rank/hooks/_callback.py` with what a Trainer logs and by `runtime/rank/loops/run.py` with

@@ -27,7 +27,7 @@ from grpo_run.cli.main import main
 from grpo_run.cli.planning import script
 from grpo_run.cli.planning.options import build_parser
 from grpo_run.cli.planning.requested_job import job_of
-from grpo_run.cli.planning.sources import JobSource, read_file
+from grpo_run.cli.planning.sources import JobSource
 from grpo_run.runtime.board.board import Board
 from grpo_run.runtime.checkpoints.manifest import write_manifest
 from grpo_run.runtime.checkpoints.publishing import partial_directory, reject_checkpoint
@@ -133,19 +133,7 @@ class CommandShell:
 
     def job(self, settings: str, text: str = "", algorithm: str = "grpo") -> str:
         """The fields of the job that `plan` makes of a script's settings and these options."""
-        return self._job(JobSource(settings=json.loads(settings), algorithm=algorithm), text)
-
-    def trl(self, content: str, text: str = "") -> str:
-        """The same of a file of TRL's scripts, and what the user is told of it."""
-        self.file("job.yaml", f"model_name_or_path: some/model\\ndataset_name: some/data\\n{content}")
-        algorithm = build_parser().parse_args(["job.yaml", *shlex.split(text)]).algorithm
-        try:
-            source = read_file("job.yaml", algorithm)
-        except UsageError as error:
-            return self.shown(f"refused: {error}")
-        return self._job(source, text) + "".join(f"\nnote: {note}" for note in source.notes)
-
-    def _job(self, source: JobSource, text: str) -> str:
+        source = JobSource(settings=json.loads(settings), algorithm=algorithm)
         try:
             job = job_of(build_parser().parse_args(["train.py", *shlex.split(text)]), source)
         except UsageError as error:

@@ -50,6 +50,7 @@ def test_ranks_step_time_time_left_and_waits_are_shown(run: RunDirectory, capsys
     writer.state, writer.step = RankState.training, 8
     writer.enter(Phase.reward)
     writer.publish()
+    writer.memory_area.totals.readings = 2
     for phase, highest in ((Phase.generate, 3), (Phase.optimizer, 2)):
         writer.memory_area.figures(phase).peak_resident_bytes = highest * 2**30
         writer.memory_area.publish(phase)

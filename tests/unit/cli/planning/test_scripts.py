@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from grpo_run.cli import plan
+from grpo_run.cli.main import main
 from grpo_run.cli.planning import script
 from grpo_run.cli.planning._script_process import ScriptReply
 from grpo_run.runtime.errors import ConfigError
@@ -36,13 +38,37 @@ def _reply(monkeypatch: pytest.MonkeyPatch, reply: dict[str, Any], **facts: Any)
 
 def test_a_job_has_what_the_live_trainer_says(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its settings, and the type and kernels of its model."""
-    _reply(monkeypatch, {"settings": {"beta": 0.5, "dtype": None, "generation_batch_size": 3}})
-    source = script.read_script(Path("train.py"))
+    _reply(monkeypatch, {"settings": {"beta": 0.5, "dtype": None}})
+    source = script.read_script("train.py")
     assert source.settings["beta"] == 0.5
     assert (source.settings["dtype"], source.settings["optim"]) == ("bfloat16", "adamw_torch")
-    assert "generation_batch_size" not in source.settings
     assert (source.algorithm, source.settings["model"]) == ("grpo", "some/model")
     assert source.configuration == CONFIGURATION
+
+
+@pytest.mark.parametrize(
+    ("content", "words", "expected"),
+    [
+        ("", [], "grpo"),
+        ("max_length: 300\n", [], "sft"),
+        ("max_length: 300\n", ["--algorithm", "rloo"], "rloo"),
+    ],
+)
+def test_a_file_of_trl_is_planned_by_its_script(
+    content: str, words: list[str], expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That of GRPO, unless the file has keys of SFT only or an option names another."""
+    file = tmp_path / "job.yaml"
+    file.write_text(f"model_name_or_path: some/model\n{content}")
+    asked: list[tuple[Any, ...]] = []
+
+    def read(*given: Any) -> None:
+        asked.append(given)
+        raise ConfigError("asked")
+
+    monkeypatch.setattr(plan, "read_script", read)
+    assert main(["plan", str(file), "--ranks", "2", *words]) == 2
+    assert asked == [(f"trl.scripts.{expected}", ["--config", str(file)], 2)]
 
 
 @pytest.mark.parametrize(
@@ -60,12 +86,13 @@ def test_what_is_not_covered_is_refused(
     """A figure for another job would be wrong without a word."""
     _reply(monkeypatch, reply, **facts)
     with pytest.raises(ConfigError, match=expected):
-        script.read_script(Path("train.py"))
+        script.read_script("train.py")
 
 
 def test_what_is_not_followed_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     """The prediction is printed, with a note."""
-    _reply(monkeypatch, {"own_optimizer": True}, generates="script")
-    notes = script.read_script(Path("train.py")).notes
+    _reply(monkeypatch, {"own_optimizer": True, "reward_models": True}, generates="script")
+    notes = script.read_script("train.py").notes
     assert any("own optimizer" in note for note in notes)
     assert any("rollout function" in note for note in notes)
+    assert any("reward model" in note for note in notes)

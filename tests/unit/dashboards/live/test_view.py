@@ -83,7 +83,7 @@ def test_lateness_waits_and_memory_of_ranks_are_shown(
         (True, False), (False, True), (None, None)
     ]  # fmt: skip
     memory, gib = ranks[0]["memory"], 2**30
-    assert [memory[name] / gib for name in ("now_bytes", "peak_bytes", "limit_bytes")] == [20, 70, 80]
+    assert [memory[name] / gib for name in ("now_bytes", "peak_bytes", "capacity_bytes")] == [20, 70, 80]
     assert ranks[2]["phase"] == "cannot be observed"
     assert memory["by_phase"][Phase.generate.name] == 60 * gib
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from grpo_run.dashboards.metrics import address
-from grpo_run.dashboards.metrics.address import is_loopback, listen, open_listener, parse_address
+from grpo_run.dashboards.metrics.address import is_loopback, open_listener, parse_address
 from grpo_run.runtime.errors import UsageError
 
 
@@ -70,7 +70,7 @@ def used_port() -> Iterator[int]:
 
 def test_port_in_use_is_skipped(used_port: int) -> None:
     """The next free port above it is used."""
-    with listen("127.0.0.1", used_port) as sock:
+    with open_listener(f"127.0.0.1:{used_port}").socket as sock:
         assert used_port < sock.getsockname()[1] < used_port + address.PORTS_TRIED
 
 
@@ -91,18 +91,18 @@ def test_port_range_ends_at_the_last_port() -> None:
         sock.bind(("127.0.0.1", 65535))
         sock.listen()
         with pytest.raises(UsageError, match=r"ports 65535 to 65535 of 127\.0\.0\.1 are all in use"):
-            listen("127.0.0.1", 65535)
+            open_listener("127.0.0.1:65535")
 
 
 def test_address_of_another_machine_is_a_usage_error() -> None:
     """An address of TEST-NET-1 (RFC 5737), which no machine has, is rejected."""
     with pytest.raises(UsageError, match=r"192\.0\.2\.1"):
-        listen("192.0.2.1", 0)
+        open_listener("192.0.2.1:0")
 
 
 def test_listening_socket_is_not_inherited() -> None:
     """A rank started later does not keep the port open."""
-    with listen("127.0.0.1", 0) as sock:
+    with open_listener("127.0.0.1:0").socket as sock:
         assert not sock.get_inheritable()
 
 

@@ -17,7 +17,7 @@ from grpo_run.dashboards.metrics import server as module
 from grpo_run.dashboards.metrics.server import MetricsServer, start
 
 DEADLINE_SECONDS = 30.0
-REQUEST = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
+REQUEST = b"GET /metrics HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
 
 
 @pytest.fixture
@@ -54,7 +54,7 @@ def test_silent_connections_do_not_keep_others_out(server: MetricsServer) -> Non
     before, threads = len(os.listdir("/proc/self/fd")), threading.active_count()
     with contextlib.ExitStack() as stack:
         silent = [stack.enter_context(connection(server)) for _ in range(300)]
-        silent[0].sendall(b"GET /healthz HT")
+        silent[0].sendall(b"GET /metrics HT")
         time.sleep(0.5)
         assert len(os.listdir("/proc/self/fd")) <= before + 300 + module.MAX_CONNECTIONS
         assert threading.active_count() == threads

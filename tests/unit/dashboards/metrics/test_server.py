@@ -47,33 +47,16 @@ def test_metrics_are_prometheus_text(serve: Any, make_slot: Any, make_status: An
     assert 'grpo_step{run_id="night"} 7.0' in answer.text.splitlines()
 
 
-def test_state_is_the_status_object(serve: Any, make_slot: Any, make_status: Any) -> None:
-    """/state.json is the object that `grpo-run status --json` prints."""
-    status = make_status(make_slot(0), supervisor_pid=None)
-    answer = get(serve(lambda: status), "/state.json")
-    assert (answer.status_code, answer.json()) == (200, status.as_json())
-
-
-def test_health_reports_the_state(serve: Any, make_status: Any) -> None:
-    """/healthz reports a successful read and the run's state."""
-    answer = get(serve(lambda: make_status(state="suspect")), "/healthz")
-    assert (answer.status_code, answer.json()) == (200, {"observed": True, "state": "suspect"})
-
-
-def test_server_of_an_unreadable_run_is_unhealthy(serve: Any) -> None:
-    """If the run cannot be read, /healthz and /state.json fail and /metrics reports it."""
+def test_the_metrics_of_an_unreadable_run_say_so(serve: Any) -> None:
+    """The page is answered all the same."""
 
     def read() -> RunStatus:
         raise OSError("gone")
 
-    server = serve(read)
-    assert get(server, "/healthz").status_code == 503
-    state = get(server, "/state.json")
-    assert (state.status_code, state.json()) == (503, {"error": "cannot read the run: OSError: gone"})
-    assert 'grpo_observation_failed{run_id=""} 1.0' in get(server, "/metrics").text
+    assert 'grpo_observation_failed{run_id=""} 1.0' in get(serve(read), "/metrics").text
 
 
-def test_the_server_is_read_only_and_has_three_pages(serve: Any, make_status: Any) -> None:
+def test_the_server_is_read_only_and_has_one_page(serve: Any, make_status: Any) -> None:
     """POST is rejected, and other paths do not exist."""
     server = serve(make_status)
     host, port = server.address
@@ -87,13 +70,13 @@ def test_two_servers_with_one_address_get_two_ports(serve: Any, make_status: Any
     first = serve(make_status)
     second = serve(make_status, f"127.0.0.1:{first.address[1]}")
     assert second.address[1] > first.address[1]
-    assert get(second, "/healthz").status_code == 200
+    assert get(second, "/metrics").status_code == 200
 
 
 def test_stopped_server_closes_its_port(make_status: Any) -> None:
     """After `stop` connections are refused; a second `stop` has no effect."""
     server = start(make_status, "127.0.0.1:0")
-    assert get(server, "/healthz").status_code == 200
+    assert get(server, "/metrics").status_code == 200
     assert server.stop(DEADLINE_SECONDS)
     assert server.stop(DEADLINE_SECONDS)
     with socket.socket() as sock, pytest.raises(ConnectionRefusedError):
@@ -146,14 +129,15 @@ def test_importing_the_server_does_not_import_torch() -> None:
     ("host", "status"),
     [("localhost", 200), ("127.0.0.1:9460", 200), ("[::1]:80", 200), ("attacker.example", 421), ("", 421)],
 )
-@pytest.mark.parametrize("path", ["/state.json", "/metrics", "/healthz"])
 def test_a_foreign_name_reads_nothing(
-    serve: Any, make_slot: Any, make_status: Any, host: str, status: int, path: str
+    serve: Any, make_slot: Any, make_status: Any, host: str, status: int
 ) -> None:
     """A site that resolves its own name to loopback would otherwise read the run through a browser."""
     server = serve(lambda: make_status(make_slot(0)))
     address = "http://{}:{}".format(*server.address)
-    answer = httpx.get(address + path, headers={"host": host}, timeout=DEADLINE_SECONDS, trust_env=False)
+    answer = httpx.get(
+        address + "/metrics", headers={"host": host}, timeout=DEADLINE_SECONDS, trust_env=False
+    )
     assert answer.status_code == status
     if status != 200:
         assert "is not a name of this server" in answer.text

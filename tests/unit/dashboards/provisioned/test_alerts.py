@@ -10,7 +10,7 @@ import yaml
 from support.promql import exported, unknown_names
 from support.provisioned import FOLDER, RULES
 
-from grpo_run.dashboards.metrics.labels import CAUSES
+from grpo_run.dashboards.metrics.catalogue import CAUSES
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule["alert"])

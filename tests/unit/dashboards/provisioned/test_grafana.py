@@ -13,8 +13,7 @@ from support.metrics_page import PAGE, metrics_page
 from support.promql import exported, metrics_in, parsed, unknown_names
 from support.provisioned import PAGES, dashboard, queries_of
 
-from grpo_run.dashboards.metrics.catalogue import ALL_METRICS
-from grpo_run.dashboards.metrics.labels import PHASES, RUN_STATES
+from grpo_run.dashboards.metrics.catalogue import ALL_METRICS, PHASES, RUN_STATES
 
 NOT_SHOWN = {
     "grpo_supervisor_up": "the state “unknown” says the same",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from support.incidents import HOSTILE, write_incident
 from support.transcripts import Story, stories
 
 from grpo_run.dashboards.reports.charts import MIN_SHOWN_SECONDS, MOST_BARS, timeline_chart
-from grpo_run.dashboards.reports.incident_contents import IncidentReport, find_incident, read_report
+from grpo_run.dashboards.reports.incident_contents import find_incident, read_report
 from grpo_run.dashboards.reports.incident_page import NO_VERDICT, build
 from grpo_run.runtime.errors import RunDirectoryError
 
@@ -46,7 +45,7 @@ class Page(HTMLParser):
             self.words.append(data)
 
 
-def read(root: Path, **changes: Any) -> IncidentReport:
+def read(root: Path, **changes: Any) -> dict[str, Any]:
     """Write a run with one incident, and read its report."""
     run = write_incident(root, **changes)
     return read_report(run, find_incident(run, None))
@@ -96,7 +95,7 @@ def test_markup_in_values_is_escaped(tmp_path: Path) -> None:
     (incident / "memory" / "gpu.json").write_text(
         json.dumps({"devices": [{"index": HOSTILE, "processes": [{"pid": HOSTILE}]}]})
     )
-    page = build(replace(read_report(run, incident), run_id=HOSTILE))
+    page = build(read_report(run, incident) | {"run_id": HOSTILE})
     page.encode()
     parsed = Page(page)
     assert not [tag for tag, _ in parsed.tags if tag == "script"]
@@ -169,13 +168,13 @@ def test_open_phases_extend_to_the_incident_and_fit_in_the_view() -> None:
     spans = [["data", -1000, -900], ["generate", -900, -610], ["reward", -600.0, None]]
     chart = timeline_chart({"ranks": {"0": spans, "1": [["vote", -1, 0]]}, "now": 0}, {1})
     assert chart is not None
-    assert -1000 < chart.begin_seconds < -600
-    assert [(row.rank, row.culprit, row.open_text) for row in chart.rows] == [
+    assert -1000 < chart["begin_seconds"] < -600
+    assert [(row["rank"], row["culprit"], row["open_text"]) for row in chart["rows"]] == [
         (0, False, "reward for 600 s"),
         (1, True, ""),
     ]
-    assert [name for name, _ in chart.legend] == ["generate", "reward", "vote"]
-    reward = re.search(r'x="([\d.]+)" y="0" width="([\d.]+)"[^>]*><title>reward', chart.rows[0].bars)
+    assert [name for name, _ in chart["legend"]] == ["generate", "reward", "vote"]
+    reward = re.search(r'x="([\d.]+)" y="0" width="([\d.]+)"[^>]*><title>reward', chart["rows"][0]["bars"])
     assert reward is not None
     assert float(reward[1]) + float(reward[2]) == pytest.approx(1000, abs=0.2)
 
@@ -184,7 +183,7 @@ def test_the_view_of_a_short_run_starts_at_its_first_phase() -> None:
     """A run shorter than the minimum view leaves no empty space."""
     chart = timeline_chart({"ranks": {"0": [["startup", -3, None]]}, "now": 0}, ())
     assert chart is not None
-    assert chart.begin_seconds == -3
+    assert chart["begin_seconds"] == -3
     assert MIN_SHOWN_SECONDS > 3
 
 
@@ -194,9 +193,9 @@ def test_a_timeline_of_many_ranks_is_bounded() -> None:
     ranks = {str(rank): [*spans, ["reward", -1, None]] for rank in range(100)}
     chart = timeline_chart({"ranks": ranks, "now": 0}, ())
     assert chart is not None
-    drawn = sum(row.bars.count("<rect") for row in chart.rows)
+    drawn = sum(row["bars"].count("<rect") for row in chart["rows"])
     assert 100 <= drawn <= MOST_BARS + 100
-    assert all("still open" in row.bars for row in chart.rows)
+    assert all("still open" in row["bars"] for row in chart["rows"])
 
 
 @pytest.mark.parametrize(

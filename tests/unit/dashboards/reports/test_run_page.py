@@ -22,24 +22,24 @@ EVIL = HOSTILE + " \x1b[2J\x1b]0;taken\x07 \x00 \x9b31m \u202e | `x` [a](javascr
 def test_wall_time_is_complete_and_drawn_as_a_waterfall(tmp_path: Path) -> None:
     """Each bar begins where the one before ends, and the last one ends at the end."""
     report = read_run_report(write_night(tmp_path, steps=100))
-    assert report.began_at is not None
-    assert report.ended_at is not None
-    assert sum(report.wall_seconds.values()) == pytest.approx(report.ended_at - report.began_at)
-    assert report.wall_seconds["productive"] == pytest.approx(100 * STEP_SECONDS)
-    assert report.wall_seconds["redone"] == pytest.approx(7 * STEP_SECONDS, abs=1)
+    assert report["began_at"] is not None
+    assert report["ended_at"] is not None
+    assert sum(report["wall_seconds"].values()) == pytest.approx(report["ended_at"] - report["began_at"])
+    assert report["wall_seconds"]["productive"] == pytest.approx(100 * STEP_SECONDS)
+    assert report["wall_seconds"]["redone"] == pytest.approx(7 * STEP_SECONDS, abs=1)
     rows = wall_rows(report)
     for one, following in itertools.pairwise(rows):
-        assert one.left + one.width == pytest.approx(following.left)
-    assert rows[-1].left + rows[-1].width == pytest.approx(100)
+        assert one["left"] + one["width"] == pytest.approx(following["left"])
+    assert rows[-1]["left"] + rows[-1]["width"] == pytest.approx(100)
 
 
 def test_recoveries_and_steps_done_again_are_marked(tmp_path: Path) -> None:
     """At the steps of their curves."""
     report = read_run_report(write_night(tmp_path, steps=100))
-    assert [(mark.step, mark.redone_from) for mark in report.marks] == [(57, 50)]
+    assert [(mark["step"], mark["redone_from"]) for mark in report["marks"]] == [(57, 50)]
     page = as_html(report)
     assert page.count('class="fault"') == page.count('<rect class="redone"') == 3
-    assert [point[0] for point in report.curves["reward"]] == list(range(1, 101))
+    assert [point[0] for point in report["curves"]["reward"]] == list(range(1, 101))
 
 
 @pytest.mark.parametrize(
@@ -57,10 +57,10 @@ def test_the_report_of_a_long_run_is_small_and_keeps_extremes(
     assert time.process_time() - began < 10
     assert len(page.encode()) < 1_000_000
     assert len(as_json(report)) < 1_000_000
-    assert max(point[3] for point in report.curves["reward"]) > 5
-    assert all(len(points) <= 600 for points in report.curves.values())
-    assert len(report.incidents) == 200
-    assert report.omitted == 100
+    assert max(point[3] for point in report["curves"]["reward"]) > 5
+    assert all(len(points) <= 600 for points in report["curves"].values())
+    assert len(report["incidents"]) == 200
+    assert report["omitted"] == 100
 
 
 def test_hostile_texts_break_no_format(tmp_path: Path) -> None:
@@ -83,7 +83,7 @@ def test_the_environment_is_not_in_the_report(tmp_path: Path) -> None:
     """Only versions of what a run records of its inputs."""
     report = read_run_report(write_night(tmp_path, steps=60))
     assert "SECRET" not in as_html(report) + as_json(report)
-    assert report.versions == {"torch": "2.13.0", "trl": "1.16.0"}
+    assert report["versions"] == {"torch": "2.13.0", "trl": "1.16.0"}
 
 
 def test_a_run_without_events_has_a_report(tmp_path: Path) -> None:
@@ -107,7 +107,7 @@ def test_the_pace_of_phases_is_drawn_from_zero(tmp_path: Path) -> None:
     sentence = "steps get slower: callback Scan.on_log <b>"
     journal.write(event("growth_found", rank=0, step=300, phase="Scan.on_log", factor=3.0, sentence=sentence))
     report = read_run_report(run)
-    assert list(report.phases) == ["generate", "Scan.on_log"]
+    assert list(report["phases"]) == ["generate", "Scan.on_log"]
     page = as_html(report)
     assert "generate, seconds from step 100 to 300: from 0 to 0.503" in page
     assert "callback Scan.on_log &lt;b&gt;" in page

@@ -1,4 +1,4 @@
-"""The trace for Perfetto: lanes of the run and of ranks, bounded."""
+"""The trace for Perfetto: lanes of the run and of ranks."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from support.incidents import write_incident
 from support.night import STEP_SECONDS, write_night
 
 from grpo_run.cli.main import main
-from grpo_run.dashboards.reports import trace as module
 from grpo_run.dashboards.reports.trace import RUN, STEPS, read_trace
 
 
@@ -31,15 +30,6 @@ def test_steps_and_faults_are_where_they_happened(tmp_path: Path) -> None:
     assert steps[0]["dur"] == pytest.approx(STEP_SECONDS * 1e6)
     names = [event["name"] for event in trace["traceEvents"]]
     assert {"attempt 0", "attempt 1", "detection: signal", "recovery"} <= set(names)
-
-
-def test_steps_of_a_long_run_share_slices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No step is left out, and none is in two slices. Slices are joined twice here."""
-    monkeypatch.setattr(module, "MOST_STEPS", 200)
-    steps = slices(read_trace(write_night(tmp_path, steps=500, faults=())), RUN, STEPS)
-    assert len(steps) <= 200
-    assert steps[-1]["name"].endswith("500")
-    assert sum(one["dur"] for one in steps) == pytest.approx(500 * STEP_SECONDS * 1e6)
 
 
 def test_ranks_have_a_lane_of_phases(tmp_path: Path) -> None:

@@ -11,7 +11,6 @@ from support.builders.trainers.injections import InjectedRank, Log
 
 from grpo_run.runtime.features.injections._injection import parse_all
 from grpo_run.watchdog.memory.error_patterns import recognize
-from grpo_run.watchdog.memory.shortage import MemoryPhase
 from grpo_run.watchdog.observation import Phase
 
 
