@@ -7,10 +7,7 @@ the proof alone, in `tests/support/waiting_programs`.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-import ctypes
-import fcntl
 import itertools
 import multiprocessing
 import os
@@ -30,7 +27,6 @@ from pathlib import Path
 from typing import Any
 
 FOREVER = 100_000
-FORK = multiprocessing.get_context("fork")
 SERVER_VARIABLE = "SLOW_SERVER"
 """Host and port of a server outside the job that answers `GET /<seconds>` after so many seconds."""
 
@@ -74,19 +70,6 @@ def _lock(seconds: float) -> None:
 
 
 @legitimate
-def _lock_behind_native_sleep(seconds: float) -> None:
-    lock = threading.Lock()
-    lock.acquire()
-
-    def release() -> None:
-        ctypes.CDLL(None).usleep(int(seconds * 1e6))
-        lock.release()
-
-    threading.Thread(target=release).start()
-    lock.acquire()
-
-
-@legitimate
 def _queue(seconds: float) -> None:
     fed: queue.Queue[int] = queue.Queue()
     threading.Timer(seconds, fed.put, (1,)).start()
@@ -99,11 +82,6 @@ def _condition(seconds: float) -> None:
     with condition:
         while time.monotonic() < end:
             condition.wait(0.5)
-
-
-@legitimate
-def _asyncio(seconds: float) -> None:
-    asyncio.run(asyncio.sleep(seconds))
 
 
 @contextlib.contextmanager
@@ -140,17 +118,10 @@ def _alarm_in_regex(seconds: float) -> None:
 
 
 @legitimate
-def _timer_in_pause(seconds: float) -> None:
-    with handling(signal.SIGUSR1, lambda *_: None):
-        threading.Timer(seconds, os.kill, (os.getpid(), signal.SIGUSR1)).start()
-        signal.pause()
-
-
-@legitimate
 def _event_descriptor(seconds: float) -> None:
-    descriptor = ctypes.CDLL(None).eventfd(0, 0)
-    threading.Timer(seconds, os.write, (descriptor, (1).to_bytes(8, sys.byteorder))).start()
-    os.read(descriptor, 8)
+    descriptor = os.eventfd(0)
+    threading.Timer(seconds, os.eventfd_write, (descriptor, 1)).start()
+    os.eventfd_read(descriptor)
     os.close(descriptor)
 
 
@@ -203,71 +174,11 @@ def _recompilation(seconds: float) -> None:
 
 
 @legitimate
-def _worker_thread_of_library(seconds: float) -> None:
-    """The work is done in a thread that lives longer than the wait, as in an executor of a library."""
-    tasks: queue.Queue[Callable[[], None]] = queue.Queue()
-    done = threading.Event()
-
-    def work() -> None:
-        while True:
-            tasks.get()()
-
-    threading.Thread(target=work, daemon=True).start()
-    tasks.put(lambda: _child(seconds))
-    tasks.put(done.set)
-    done.wait()
-
-
-@legitimate
-def _child_output(seconds: float) -> None:
-    subprocess.check_output(["sh", "-c", f"sleep {seconds}; echo done"])
-
-
-@legitimate
 def _raw_fork(seconds: float) -> None:
     if not (pid := os.fork()):
         time.sleep(seconds)
         sys.exit(0)  # as the user wrote it, not os._exit
     os.waitpid(pid, 0)
-
-
-@legitimate
-def _sandbox(seconds: float) -> None:
-    for part in (0.5, 0.3, 0.2):  # killed and retried twice, then given up
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            subprocess.run(["sleep", str(FOREVER)], timeout=seconds * part, check=True)
-
-
-@legitimate
-def _process_pool(seconds: float) -> None:
-    with FORK.Pool(2) as pool:
-        pool.map(time.sleep, [seconds, seconds / 2])
-
-
-@legitimate
-def _process_lock(seconds: float) -> None:
-    lock, held = FORK.Lock(), FORK.Event()
-
-    def child() -> None:
-        with lock:
-            held.set()
-            time.sleep(seconds)
-
-    process = FORK.Process(target=child)
-    process.start()
-    held.wait()
-    lock.acquire()
-    process.join()
-
-
-@legitimate
-def _child_signal_in_sleep(seconds: float) -> None:
-    child = None
-    with handling(signal.SIGCHLD, wake_up), contextlib.suppress(WokenUp):
-        child = subprocess.Popen(["sleep", str(seconds)])
-        time.sleep(FOREVER)
-    assert child is not None
-    child.wait()
 
 
 @legitimate
@@ -290,12 +201,6 @@ def _slow_reader_of_child(seconds: float) -> None:
 
 
 @legitimate
-def _output_of_grandchild(seconds: float) -> None:
-    """The child has ended; its pipe is held by a process that is nobody's child any more."""
-    subprocess.check_output(["sh", "-c", f"setsid sleep {seconds} &"])
-
-
-@legitimate
 def _fork_server_that_imports(seconds: float) -> None:
     """The server imports modules before it takes the descriptors sent to it, which nobody holds until
     then.
@@ -312,39 +217,15 @@ def _fork_server_that_imports(seconds: float) -> None:
 
 
 @legitimate
-def _server(seconds: float) -> None:
-    host, _, port = os.environ[SERVER_VARIABLE].partition(":")
-    with socket.create_connection((host, int(port))) as connection:
-        connection.sendall(f"GET /{seconds} HTTP/1.0\r\n\r\n".encode())
-        assert connection.recv(100)
-
-
-@legitimate
 def _http(seconds: float) -> None:
     with urllib.request.urlopen(f"http://{os.environ[SERVER_VARIABLE]}/{seconds}", timeout=600) as answer:
         assert answer.read()
-
-
-@legitimate
-def _event_of_server(seconds: float) -> None:
-    done = threading.Event()
-    threading.Thread(target=lambda: (_server(seconds), done.set())).start()
-    done.wait()
 
 
 def _detached(command: str, *, pass_fds: Sequence[int] = ()) -> None:
     """Start a shell command that is no descendant of this process and has a session of its own."""
     twice = ["setsid", "sh", "-c", 'sh -c "$1" >/dev/null 2>&1 &', "sh", command]
     subprocess.run(twice, check=True, pass_fds=pass_fds)
-
-
-@legitimate
-def _signal_of_helper_in_lock(seconds: float) -> None:
-    lock = threading.Lock()
-    lock.acquire()
-    with handling(signal.SIGUSR1, wake_up), contextlib.suppress(WokenUp):
-        _detached(f"sleep {seconds}; kill -USR1 {os.getpid()}")
-        lock.acquire()
 
 
 @legitimate
@@ -363,15 +244,6 @@ def _fifo_of_helper(seconds: float) -> None:
         _detached(f"sleep {seconds}; echo > {folder}/fifo")
         with open(f"{folder}/fifo") as fifo:  # blocks until the helper opens it
             assert fifo.read()
-
-
-@legitimate
-def _file_lock_of_helper(seconds: float) -> None:
-    with tempfile.NamedTemporaryFile() as file:
-        with open(file.name, "rb") as theirs:
-            fcntl.flock(theirs, fcntl.LOCK_EX)
-            _detached(f"sleep {seconds}", pass_fds=[theirs.fileno()])
-        fcntl.flock(file, fcntl.LOCK_EX)
 
 
 @legitimate
@@ -408,18 +280,3 @@ def _socket_pair_of_helper(seconds: float) -> None:
 @legitimate
 def _helper_left_running(seconds: float) -> None:
     _detached(f"sleep {seconds}")
-
-
-@legitimate
-def _child_waits_for_lock_of_helper(seconds: float) -> None:
-    """The rank waits for a child, the child waits in a lock, and a helper outside signals the child."""
-    code = (
-        "import signal, sys, threading; signal.signal(signal.SIGUSR1, lambda *_: sys.exit());"
-        " lock = threading.Lock(); lock.acquire(); print(flush=True); lock.acquire()"
-    )
-    child = subprocess.Popen([sys.executable, "-S", "-c", code], stdout=subprocess.PIPE)
-    assert child.stdout is not None
-    child.stdout.readline()
-    _detached(f"sleep {seconds}; kill -USR1 {child.pid}")
-    child.wait()
-    child.stdout.close()

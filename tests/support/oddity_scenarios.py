@@ -26,11 +26,11 @@ SHORT_ONLY = {"hold-interpreter": 12, "alarm-in-regex": 12}
 LEFT_RUNNING = frozenset({"child-left-running", "helper-left-running", "recompilation"})
 """Waits that do not take the seconds given."""
 AT_EXIT = frozenset({
-    "sleep", "compute", "child", "child-output", "server", "http", "condition", "asyncio", "sandbox",
-    "pipe-of-helper", "fifo-of-helper", "file-of-helper", "file-lock-of-helper", "pid-descriptor-of-helper",
+    "sleep", "compute", "child", "http", "condition", "pipe-of-helper", "fifo-of-helper", "file-of-helper",
+    "pid-descriptor-of-helper",
 })  # fmt: skip
 """Possible after the last line, when Python starts no more threads."""
-HANDLES_SIGNALS = re.compile(r"alarm-.*|.*signal.*|timer-in-pause")
+HANDLES_SIGNALS = re.compile(r"alarm-.*")
 """Possible in the main thread only."""
 
 
