@@ -1,18 +1,16 @@
 """Legitimate waits that a user's code may contain: each takes the seconds after which it returns.
 
 Used by `oddities.py` beside it. Something alive ends every wait: the process itself with its threads and
-timers, its children, a server, or a helper that is no descendant of the process. Further kinds are judged by
-the proof alone, in `tests/support/waiting_programs`.
+timers, its children, or a helper that is no descendant of the process. Further kinds are judged by the proof
+alone, in `tests/support/waiting_programs`.
 """
 
 from __future__ import annotations
 
 import contextlib
 import itertools
-import multiprocessing
 import os
 import queue
-import re
 import select
 import signal
 import socket
@@ -21,16 +19,10 @@ import sys
 import tempfile
 import threading
 import time
-import urllib.request
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 FOREVER = 100_000
-SERVER_VARIABLE = "SLOW_SERVER"
-"""Host and port of a server outside the job that answers `GET /<seconds>` after so many seconds."""
-
-
 Wait = Callable[[float], None]
 WAITS: dict[str, Wait] = {}
 
@@ -48,12 +40,6 @@ class WokenUp(Exception):
 @legitimate
 def _sleep(seconds: float) -> None:
     time.sleep(seconds)
-
-
-@legitimate
-def _compute(seconds: float) -> None:
-    end = time.monotonic() + seconds
-    all(time.monotonic() < end for _ in itertools.count())
 
 
 @legitimate
@@ -113,44 +99,12 @@ def _alarm_in_lock(seconds: float) -> None:
 
 
 @legitimate
-def _alarm_in_regex(seconds: float) -> None:
-    _alarmed(lambda: re.match(r"(a+)+$", "a" * 100 + "b"), seconds)
-
-
-@legitimate
-def _event_descriptor(seconds: float) -> None:
-    descriptor = os.eventfd(0)
-    threading.Timer(seconds, os.eventfd_write, (descriptor, 1)).start()
-    os.eventfd_read(descriptor)
-    os.close(descriptor)
-
-
-@legitimate
 def _hold_interpreter(seconds: float) -> None:
     count = 5_000_000
     began = time.monotonic()
     sum(itertools.repeat(1, count))
     per_second = count / (time.monotonic() - began)
     sum(itertools.repeat(1, int(per_second * seconds)))
-
-
-@legitimate
-def _socket_in_flight(seconds: float) -> None:
-    """The only other end of a socket pair lies unread in another one, until a timer's thread takes it."""
-    ours, theirs = socket.socketpair()
-    sender, receiver = socket.socketpair()
-    socket.send_fds(sender, [b"x"], [theirs.fileno()])
-    theirs.close()
-
-    def take() -> None:
-        descriptor = socket.recv_fds(receiver, 1, 1)[1][0]
-        os.write(descriptor, b"x")
-        os.close(descriptor)
-
-    threading.Timer(seconds, take).start()
-    assert ours.recv(1)
-    for each in (ours, sender, receiver):
-        each.close()
 
 
 @legitimate
@@ -186,42 +140,6 @@ def _child_left_running(seconds: float) -> None:
     subprocess.Popen(["sleep", str(seconds)])
 
 
-@legitimate
-def _slow_reader_of_child(seconds: float) -> None:
-    """The child has filled a pipe and waits for a thread of ours, which waits before it reads on."""
-    child = subprocess.Popen(["sh", "-c", "head -c 200000 /dev/zero"], stdout=subprocess.PIPE)
-    assert child.stdout is not None
-
-    def read() -> None:
-        time.sleep(seconds)
-        child.stdout.read()
-
-    threading.Thread(target=read).start()
-    child.wait()
-
-
-@legitimate
-def _fork_server_that_imports(seconds: float) -> None:
-    """The server imports modules before it takes the descriptors sent to it, which nobody holds until
-    then.
-    """
-    with tempfile.TemporaryDirectory() as folder:
-        Path(folder, "slow_to_import.py").write_text(f"import time; time.sleep({seconds})")
-        sys.path.insert(0, folder)
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["slow_to_import"])
-        process = context.Process(target=time.sleep, args=(0,))
-        process.start()  # waits for the process id, in a pipe
-        process.join()
-        sys.path.remove(folder)
-
-
-@legitimate
-def _http(seconds: float) -> None:
-    with urllib.request.urlopen(f"http://{os.environ[SERVER_VARIABLE]}/{seconds}", timeout=600) as answer:
-        assert answer.read()
-
-
 def _detached(command: str, *, pass_fds: Sequence[int] = ()) -> None:
     """Start a shell command that is no descendant of this process and has a session of its own."""
     twice = ["setsid", "sh", "-c", 'sh -c "$1" >/dev/null 2>&1 &', "sh", command]
@@ -252,19 +170,6 @@ def _file_of_helper(seconds: float) -> None:
         _detached(f"sleep {seconds}; touch {folder}/ready")
         while not os.path.exists(f"{folder}/ready"):
             time.sleep(0.5)
-
-
-@legitimate
-def _pid_descriptor_of_helper(seconds: float) -> None:
-    reading, writing = os.pipe()
-    _detached(f"echo $$ > /proc/self/fd/{writing}; exec sleep {seconds}", pass_fds=[writing])
-    descriptor = os.pidfd_open(int(os.read(reading, 20)))
-    os.close(reading)
-    os.close(writing)
-    watching = select.poll()
-    watching.register(descriptor, select.POLLIN)
-    watching.poll()
-    os.close(descriptor)
 
 
 @legitimate
