@@ -28,6 +28,7 @@ import signal
 import socket
 import struct
 import sys
+import tempfile
 import threading
 from typing import Any, NoReturn
 
@@ -143,6 +144,7 @@ class Launcher:
         os.environ.clear()
         os.environ.update(request["environment"])
         set_path(self.path)
+        tempfile.tempdir = None  # the launcher's; this process may have another TMPDIR
         sys.argv = list(request["arguments"])
         if request["script_directory_in_path"]:
             sys.path.insert(0, os.path.dirname(os.path.abspath(sys.argv[0])))
