@@ -21,10 +21,11 @@ from pathlib import Path
 from statistics import mean, quantiles
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).resolve().parent))
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 
+from parts.memory_configurations import OTHER_JOBS, configurations
 from support.measured_memory import job_fields, measure_in_process
-from support.memory_configurations import OTHER_JOBS, configurations
 
 from grpo_run.runtime.planning.job import Job
 from grpo_run.runtime.planning.model_config import load_model_config

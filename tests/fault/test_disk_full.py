@@ -185,8 +185,8 @@ def test_run_directory_on_a_full_disk_is_reported_by_metrics(disk: SmallDisk, ru
     """Training continues without journal, evidence and logs, and the metrics show the loss."""
     run = runs(
         "--nproc-per-node", "2", "--snapshot-every", "1", "--show-ranks", "all", str(SCRIPTS / "grpo.py"),
-        "--output-dir", str(disk.folder), "--max-steps", "60", "--save-steps", "4",
-        "--save-total-limit", "2", "--step-seconds", "0.1",
+        "--output-dir", str(disk.folder), "--max-steps", "32", "--save-steps", "4",
+        "--save-total-limit", "2", "--step-seconds", "0.2",
         name="disk/run", metrics="127.0.0.1:0", program=PATCHED,
         environment={"TEST_DRAINS": f'{{"RETRY_SECONDS": {RETRY_SECONDS}}}'},
     ).start()  # fmt: skip
@@ -198,7 +198,7 @@ def test_run_directory_on_a_full_disk_is_reported_by_metrics(disk: SmallDisk, ru
     wait_for(run, lambda seen: seen["grpo_step"] > step + 2)
     disk.empty()
     run.ended()
-    assert set(verified_checkpoints(disk.folder)) == {"checkpoint-56", "checkpoint-60"}
+    assert set(verified_checkpoints(disk.folder)) == {"checkpoint-28", "checkpoint-32"}
 
 
 def test_start_on_a_full_disk_is_refused_and_keeps_snapshots(disk: SmallDisk, runs: Runs) -> None:

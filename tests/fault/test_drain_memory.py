@@ -8,10 +8,8 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-import psutil
 import pytest
 from support.many_drains import drain_many
-from support.runs import SCRIPTS, Runs
 
 from grpo_run.runtime.upstream.process_names import hidden_main
 
@@ -71,23 +69,3 @@ def test_draining_leaks_no_memory(count: int, memory: Path) -> None:
     assert samples[-1][0] == count
     assert len(list((memory / "out").glob("checkpoint-*"))) == 2
     check_growth(samples, f"{count} checkpoints drained", count, "scheduler")
-
-
-@pytest.mark.full
-@pytest.mark.timeout(1800)
-def test_supervisor_leaks_no_memory_over_a_thousand_checkpoints(runs: Runs, tmp_path: Path) -> None:
-    """In a whole run where every step is a durable checkpoint, neither process grows."""
-    steps = 1000
-    run = runs(
-        "--nproc-per-node", "1", "--snapshot-every", "1", str(SCRIPTS / "sft.py"), "--output-dir", "ours",
-        "--max-steps", str(steps), "--save-steps", "1", "--save-total-limit", "2",
-    ).start()  # fmt: skip
-    samples: list[tuple[int, int, int]] = []
-    for number in range(50, steps, 50):
-        run.until_event("checkpoint_published", count=number, timeout_seconds=300)
-        ranks = {event["pid"] for event in run.events("rank_started")}
-        supervisor = psutil.Process(run.process.pid)
-        (worker,) = [c for server in supervisor.children() for c in server.children() if c.pid not in ranks]
-        samples.append((number, supervisor.memory_info().rss, worker.memory_info().rss))
-    run.ended(timeout_seconds=300)
-    check_growth(samples, f"a run of {steps} checkpoints", steps, "supervisor")

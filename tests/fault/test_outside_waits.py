@@ -2,12 +2,49 @@
 
 from __future__ import annotations
 
+import contextlib
+import http.server
 import re
+import threading
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.oddities import slow_server
 from support.runs import WITH_SCRIPTS, Runs, before_training
+
+
+class SlowServer(http.server.ThreadingHTTPServer):
+    """A server outside the job that answers `GET /<seconds>` after so many seconds."""
+
+    daemon_threads = True
+
+    class Answer(http.server.BaseHTTPRequestHandler):
+        """Waits, then answers."""
+
+        def do_GET(self) -> None:
+            time.sleep(float(self.path[1:]))
+            self.send_response(200)
+            self.end_headers()
+            with contextlib.suppress(OSError):  # the client has gone
+                self.wfile.write(b"done")
+
+        def log_message(self, *_: object) -> None:
+            """Print nothing."""
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), self.Answer)
+
+
+@contextlib.contextmanager
+def slow_server() -> Iterator[str]:
+    """Serve for the length of the block; gives host and port."""
+    with SlowServer() as server:
+        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread.start()
+        yield f"127.0.0.1:{server.server_address[1]}"
+        server.shutdown()
+
 
 JUDGE = """
     import http.client

@@ -55,8 +55,8 @@ def launched(runs: Runs, fault: str, *, steps: int, one_in: int, workers: bool, 
 
 @pytest.mark.timeout(240)
 def test_rewards_in_workers_that_hang_or_raise_cost_their_samples_only(runs: Runs) -> None:
-    """Twenty steps with a regular expression that holds the GIL: no restart, nothing is left."""
-    run = launched(runs, "regex", steps=20, one_in=25, workers=True, ranks=1)
+    """Eight steps with a regular expression that holds the GIL: no restart, nothing is left."""
+    run = launched(runs, "regex", steps=8, one_in=25, workers=True, ranks=1)
     run.ended()
     failed = run.events("reward_failed")
     assert failed

@@ -155,7 +155,7 @@ def test_a_run_with_long_paths_stops_before_its_first_save_and_starts_again_in_a
     temporary = tmp_path / ("t" * 220)
     temporary.mkdir()
     run = runs(
-        "--nproc-per-node", "2", "guarded.py", "--output-dir", "ours", *STEPS, name="r" * 220, cold=True,
+        "--nproc-per-node", "2", "guarded.py", "--output-dir", "ours", *STEPS, name="r" * 220,
         environment={**WITH_SCRIPTS, "TMPDIR": str(temporary)},
     )  # fmt: skip
     with run.held(after=1):
@@ -165,7 +165,6 @@ def test_a_run_with_long_paths_stops_before_its_first_save_and_starts_again_in_a
         run.send_signal(signal.SIGTERM)
         run.ended(75, timeout_seconds=30)
     assert list((tmp_path / "ours").iterdir()) == []
-    run.cold = None
     asked = len(run.events("stop_requested"))
     with run.held(after=2):
         run.start().until_step(2)

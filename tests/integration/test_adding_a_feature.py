@@ -1,5 +1,5 @@
 """The feature of docs/internals/adding-a-feature.md, built from the page: its option, event, metric and panel
-work in a real run.
+work in a real run, beside which another feature is left out.
 """
 
 from __future__ import annotations
@@ -11,8 +11,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-from support.feature_copies import add_feature, copy_product
-from support.runs import SCRIPTS, Run
+from support.feature_copies import add_feature, copy_without
+from support.references import undisturbed
+from support.runs import SCRIPTS, Run, digest
 
 PAGE = Path(__file__).parents[2] / "docs" / "internals" / "adding-a-feature.md"
 NAME = "long_prompts"
@@ -39,25 +40,34 @@ def files_of_the_page() -> dict[str, str]:
 
 
 def test_the_example_of_the_page_works(tmp_path: Path) -> None:
-    """Two ranks train with it; the journal, the metric and the dashboard have what it adds."""
+    """Two ranks train with it and without injections, through a kill, to the weights of an undisturbed run;
+    the journal, the metric and the dashboard have what it adds.
+    """
     files = files_of_the_page()
     assert {"__init__.py", "settings.py", "events.py", "rank.py", "metrics.py", "panels.json"} == set(files)
-    folder = copy_product(tmp_path / "copy")
+    folder = copy_without("injections", tmp_path / "copy")
     add_feature(folder, NAME, files)
     environment = {"PYTHONPATH": str(folder)}
     run = Run(
         tmp_path,
         ["--nproc-per-node", "2", "--count-prompts-above", "1", str(SCRIPTS / "grpo.py"),
-         "--output-dir", "out", "--max-steps", "2"],
+         "--output-dir", "out", "--max-steps", "6"],
         environment=environment, program=(sys.executable, "-m", "grpo_run"), cold=True,
     )  # fmt: skip
     try:
-        run.start().ended()
+        with run.held(4):
+            run.start().until_step(3)
+            run.kill(1)
+            run.until_event("incident")
+        run.ended()
+        assert len(run.events("incident")) == 1
         seen = run.events("long_prompts_seen")
         assert {event["rank"] for event in seen} == {0, 1}
         directory = run.directory
     finally:
         run.close()
+
+    assert digest(tmp_path / "out") == undisturbed("grpo.py", 6)
 
     def asked(*words: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(

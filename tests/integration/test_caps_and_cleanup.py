@@ -60,7 +60,7 @@ def test_garbage_of_one_rank_is_collected_on_the_same_steps_on_all(runs: Runs, t
     run = runs(
         "--cleanup-every", "2", "--nproc-per-node", "2", str(SCRIPTS / "garbage.py"), "--output-dir", "out",
         "--max-steps", "16", "--save-steps", "100", "--step-seconds", "0.2", "--garbage-rank", "1",
-        "--garbage-mib", "128", "--own-choice", "threshold",
+        "--garbage-mib", "128", "--own-choice",
     ).start().ended()  # fmt: skip
     cleaned = run.events("cleanup")
     steps = [event["step"] for event in cleaned]
@@ -80,20 +80,3 @@ def test_garbage_of_one_rank_is_collected_on_the_same_steps_on_all(runs: Runs, t
     assert memory is not None
     assert memory.freed_bytes > 256 * 2**20
     assert digest(tmp_path / "out") == undisturbed("sft.py", 16)
-
-
-@pytest.mark.full
-def test_a_script_that_disables_collection_keeps_that(runs: Runs, tmp_path: Path) -> None:
-    """Nothing is collected automatically, in a phase or outside; and without garbage nothing is collected at
-    all.
-    """
-    run = runs(
-        "--cleanup-every", "2", "--nproc-per-node", "2", str(SCRIPTS / "garbage.py"), "--output-dir", "out",
-        "--max-steps", "16", "--save-steps", "100", "--own-choice", "disable",
-    ).start().ended()  # fmt: skip
-    assert run.events("cleanup") == []
-    for record in recorded(tmp_path / "out"):
-        assert record["enabled"] is False
-        assert record["inside"] == 0
-        assert set(record["full"]) <= {0}  # a library collects before the first step
-        assert record["outside"] == len(record["full"])

@@ -41,7 +41,7 @@ class Scraper:
             self._thread.join()
 
     def _scrape_on(self) -> None:
-        while not self._ended.wait(0.02):
+        while not self._ended.wait(0.05):
             addresses = re.findall(r"http://[\d.]+:\d+/metrics", self._run.printed())
             if addresses:
                 try:

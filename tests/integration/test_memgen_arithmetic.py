@@ -14,11 +14,11 @@ SMALL = {
     "weaver.max_steps": 4, "weaver.save_steps": 2, "weaver.per_device_train_batch_size": 2,
     "weaver.logging_steps": 1, "grpo.max_steps": 4, "grpo.save_steps": 2,
     "grpo.per_device_train_batch_size": 8, "grpo.max_completion_length": 8,
-    "memgen.evaluation_problems": 24, "memgen.evaluation_batch_size": 1,
+    "memgen.evaluation_problems": 12, "memgen.evaluation_batch_size": 1,
 }  # fmt: skip
 """A few steps of each stage, and many short batches of the evaluation."""
-LINES = 1 + 3 * 24
-"""The settings, and 24 batches of each of three variants."""
+LINES = 1 + 3 * 12
+"""The settings, and 12 batches of each of three variants."""
 
 
 def recipe(folder: Path, settings: dict[str, object], *options: str, name: str = "run") -> Run:

@@ -8,13 +8,33 @@ from typing import Any
 
 import pytest
 from support.measured_memory import job_fields, measure_in_process
-from support.memory_configurations import LIVE_JOBS, SHAPES
 
 from grpo_run.runtime.planning.job import Job
 from grpo_run.runtime.planning.model_config import load_model_config
 from grpo_run.runtime.planning.prediction import Predictor
 
-TINY = SHAPES["tiny, Qwen2, 2 layers of 64"]
+TINY = "layers=2,hidden=64,heads=4,kv-heads=2,intermediate=176,vocabulary=1000"
+DEEP = "layers=7,hidden=128,heads=4,kv-heads=2,intermediate=352,vocabulary=4000"
+"""Deep enough to be extrapolated, and small enough for every test."""
+_GENERATED = {"generated": True, "live": True, "model": DEEP, "batch": 4, "prompt": 24, "completion": 72}
+LIVE_JOBS: dict[str, dict[str, Any]] = {
+    "autocast, a reference": {**_GENERATED, "reference": True},
+    "ZeRO-3, 2 ranks": {**_GENERATED, "layout": "zero3", "ranks": 2},
+    "GPT-2, fp32": {
+        **_GENERATED, "model": "type=gpt2,layers=8,hidden=256,heads=4,vocabulary=8000,positions=1024",
+        "prompt": 64, "completion": 32, "autocast": False,
+    },
+    "bf16 weights, long prompts, no checkpointing": {
+        **_GENERATED, "prompt": 256, "completion": 24, "weights": "bfloat16", "rescored": True,
+        "checkpointing": False,
+    },
+    "LoRA": {**_GENERATED, "lora_rank": 8},
+    "RLOO, two accumulated micro-batches": {
+        **_GENERATED, "algorithm": "rloo", "rescored": True, "reference": True, "accumulation": 2,
+        "rollout_batches": 2,
+    },
+}  # fmt: skip
+"""Jobs whose model generates, which are compared in every phase, with the live bytes of each."""
 PHASES = {"forward", "backward", "optimizer"}
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-import pytest
 from support.runs import SCRIPTS, Run, Runs
 
 from grpo_run.runtime.history.run_directory import RunDirectory
@@ -102,42 +101,3 @@ def test_a_leak_of_one_rank_is_named_with_it_and_said_once_in_a_run(runs: Runs) 
     assert f"memory: rank 1: {found[0]['sentence']}" in run.output.read_text()
     (listed,) = run_reader(RunDirectory(path=run.directory)).history().notes()
     assert listed == f"memory: rank 1: {found[0]['sentence']} (found in 2 attempts)"
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("mode", ["ddp", "fsdp2"])
-def test_a_leak_of_all_ranks_is_said_once(mode: str, runs: Runs) -> None:
-    """Each rank has it in the journal; the terminal names both."""
-    run = runs(
-        "--nproc-per-node", "2", "--memory-trace", str(SCRIPTS / SCRIPT), "--output-dir", ".",
-        "--max-steps", "16", "--mode", mode, "--keep", "graph",
-    )  # fmt: skip
-    run.start().ended()
-    found = run.events("memory_finding")
-    for rank in (0, 1):
-        find_all([one for one in found if one["rank"] == rank], ["graph"])
-    assert run.output.read_text().count("memory: ranks 0 and 1: ") == 1
-    assert run.output.read_text().count("memory: ") == 1
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("mode", ["ddp", "fsdp2"])
-def test_nothing_is_found_in_clean_scripts_on_two_ranks(mode: str, runs: Runs) -> None:
-    """What DDP and FSDP keep from step to step is none of the script's."""
-    run = runs(
-        "--nproc-per-node", "2", "--memory-trace", str(SCRIPTS / SCRIPT), "--output-dir", ".",
-        "--max-steps", str(LONG), "--mode", mode,
-    )  # fmt: skip
-    run.start().ended()
-    assert run.events("memory_finding") == []
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("script", ["grpo.py", "rloo.py", "sft.py", "grpo_loop.py"])
-def test_nothing_is_found_in_clean_scripts(script: str, runs: Runs) -> None:
-    """Trainers and a loop of our own keep nothing without need."""
-    run = runs(
-        "--memory-trace", str(SCRIPTS / script), "--output-dir", "out", "--max-steps", str(LONG),
-        "--save-steps", "6",
-    ).start().ended()  # fmt: skip
-    assert run.events("memory_finding") == []

@@ -192,8 +192,8 @@ def test_nothing_stays_replaced_after_a_trace() -> None:
 
 def test_a_plan_as_json_has_phases_kinds_and_changes(capsys: pytest.CaptureFixture[str]) -> None:
     """The sizes of kinds and of what is added make up the allocated bytes."""
-    words = ["plan", "--model", SHALLOW, "--batch", "4", "--completion", "8", "--gpu", "8GiB", "--json"]
-    assert main(words) == 0
+    job = ["--model", SHALLOW, "--algorithm", "sft", "--length", "24", "--batch", "4"]
+    assert main(["plan", *job, "--gpu", "8GiB", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["fits"] is True
     assert found["largest_batch"] > 4

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import functools
 from pathlib import Path
+from typing import Any
 
 import pytest
+from support import warm
 
 from grpo_run.cli import plan
 from grpo_run.cli.main import main
-from grpo_run.cli.planning import requested_job
+from grpo_run.cli.planning import _script_process, requested_job
+from grpo_run.cli.planning import script as reading
 from grpo_run.cli.planning.script import read_script
 from grpo_run.runtime.errors import ConfigError
 
@@ -42,6 +45,17 @@ SFTTrainer(model.to("cuda", torch.bfloat16), args=SFTConfig("out", max_length=77
     processing_class=AutoTokenizer.from_pretrained(sys.argv[1]),
     train_dataset=Dataset.from_dict({"text": ["a a"] * 8}), peft_config=LoraConfig(r=4)).train()
 """
+
+
+@pytest.fixture
+def warm_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Read scripts in forks of the warm launcher. Two tests start an interpreter, as the command does."""
+
+    def start(command: list[str], *, env: dict[str, str], stdout: Any, **_: Any) -> warm.Process:
+        program = [*command[:2], _script_process.__file__, *command[4:]]
+        return warm.start(program, cwd=Path.cwd(), environment=env, stdout=stdout, cold=False)
+
+    monkeypatch.setattr(reading.subprocess, "Popen", start)
 
 
 @pytest.fixture
@@ -89,6 +103,7 @@ def test_a_job_on_several_ranks_with_vllm_needs_neither(
     assert not (tmp_path / "trained").exists()
 
 
+@pytest.mark.usefixtures("warm_process")
 def test_a_loaded_model_with_adapters_is_built_without_its_weights(
     model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -99,6 +114,7 @@ def test_a_loaded_model_with_adapters_is_built_without_its_weights(
     assert (source.lora_targets, source.settings["attention"]) == (("q_proj", "v_proj"), "sdpa")
 
 
+@pytest.mark.usefixtures("warm_process")
 def test_a_file_of_trl_is_planned_by_its_own_script(
     model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -118,6 +134,7 @@ def test_a_file_of_trl_is_planned_by_its_own_script(
     assert {name: source.settings[name] for name in expected} == expected
 
 
+@pytest.mark.usefixtures("warm_process")
 def test_quantized_weights_are_refused(model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """They are not covered."""
     text = (

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import sqlite3
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -21,23 +20,6 @@ SCRIPT = str(SCRIPTS / "tracked.py")
 STAND_INS = str(Path(__file__).parents[1] / "support" / "trackers")
 SETTINGS = {"report_to": ["wandb", "trackio", "mlflow", "tensorboard"], "project": "sums"}
 STEPS = 9
-
-
-def tracked(
-    runs: Callable[..., Run], folder: Path, *arguments: str, name: str = "run", **settings: Any
-) -> Run:
-    """Return a run of the script that reports each step."""
-    launch, script = arguments[: arguments.index("--")], arguments[arguments.index("--") + 1 :]
-    return runs(
-        "--nproc-per-node", "2", *launch, SCRIPT, "--output-dir", "ours", "--max-steps", str(STEPS),
-        "--save-steps", str(STEPS), "--logging-steps", "1", "--step-seconds", "0.3",
-        "--settings", json.dumps(SETTINGS | settings), *script,
-        environment={
-            "TRACKIO_DIR": str(folder / "trackio"),
-            "PYTHONPATH": os.pathsep.join(filter(None, [STAND_INS, os.environ.get("PYTHONPATH")])),
-        },
-        name=name,
-    )  # fmt: skip
 
 
 def received(tracker: str, folder: Path) -> list[dict[str, Any]]:
@@ -91,7 +73,15 @@ def test_four_trackers_have_one_run_over_several_kills(
 ) -> None:
     """The values of repeated steps replace the first ones in TensorBoard, and follow them elsewhere."""
     faults = [word for step in killed for word in ("--inject", f"kill@rank{step % 4 == 0:d}:step{step}")]
-    run = tracked(runs, tmp_path, "--snapshot-every", "2", *faults, "--").start()
+    run = runs(
+        "--nproc-per-node", "2", "--snapshot-every", "2", *faults, SCRIPT, "--output-dir", "ours",
+        "--max-steps", str(STEPS), "--save-steps", str(STEPS), "--logging-steps", "1",
+        "--step-seconds", "0.3", "--settings", json.dumps(SETTINGS),
+        environment={
+            "TRACKIO_DIR": str(tmp_path / "trackio"),
+            "PYTHONPATH": os.pathsep.join(filter(None, [STAND_INS, os.environ.get("PYTHONPATH")])),
+        },
+    ).start()  # fmt: skip
     assert run.wait(200) == 0, run.tail()
     assert len(run.status()["recoveries"]) == len(killed), run.tail()
     attempts = [event["step"] + 1 for event in run.events("train_started") if event["rank"] == 0]
@@ -115,54 +105,3 @@ def test_four_trackers_have_one_run_over_several_kills(
 
     (tensorboard,) = losses(tmp_path / "ours").values()
     assert [step for step, _ in tensorboard] == list(range(1, STEPS + 1))
-
-
-@pytest.mark.full
-def test_each_of_two_calls_has_a_run_that_a_later_launch_continues(
-    runs: Callable[..., Run], tmp_path: Path
-) -> None:
-    """Also the runs that the script opens itself. Another run of grpo-run has its own."""
-    arguments = ("--", "--calls", "2", "--own-runs", "--kill-after-steps", "3")
-    run = tracked(runs, tmp_path, "--snapshot-every", "2", *arguments).start()
-    run.until_step(5, train_call=2, timeout_seconds=120)
-    assert run.process is not None
-    run.process.send_signal(signal.SIGTERM)
-    assert run.wait(60) == 75, run.tail()
-    assert run.start().wait(120) == 0, run.tail()
-    assert len(run.status()["recoveries"]) == 2, run.tail()
-
-    wandb = runs_of(received("wandb", tmp_path))
-    kinds = [records[0]["job_type"] for records in wandb.values()]
-    assert kinds == ["data", "train"] * 2
-    calls = [*wandb.values()][1::2]
-    assert [opened(records) for records in calls] == [
-        ["created", *["continued"] * 3], ["created", *["continued"] * 2],
-    ]  # fmt: skip
-    for records in calls:
-        values = [record["values"] for record in records if record["event"] == "log"]
-        assert set(global_steps(values)) == set(range(1, STEPS + 1))
-    assert len(runs_of(received("mlflow", tmp_path))) == 2
-    assert len(trackio_runs(tmp_path)) == 2
-    shown = losses(tmp_path / "ours")
-    assert [[step for step, _ in points] for points in shown.values()] == [list(range(1, STEPS + 1))] * 2
-
-    other = tracked(runs, tmp_path, "--fresh", *arguments, name="other")
-    assert other.start().wait(120) == 0, other.tail()
-    assert len(runs_of(received("wandb", tmp_path))) == 8
-    assert (len(trackio_runs(tmp_path)), len(losses(tmp_path / "ours"))) == (4, 4)
-
-
-@pytest.mark.full
-def test_names_of_the_user_are_kept(runs: Callable[..., Run], tmp_path: Path) -> None:
-    """By variables and by the script's settings; nothing is recorded then."""
-    run = tracked(runs, tmp_path, "--inject", "kill@rank1:step4", "--", run_name="mine")
-    folder = tmp_path / "board"
-    run.environment |= {
-        "WANDB_RUN_ID": "mine", "WANDB_RESUME": "allow", "TENSORBOARD_LOGGING_DIR": str(folder),
-        "DISABLE_MLFLOW_INTEGRATION": "FALSE",
-    }  # fmt: skip
-    assert run.start().wait(120) == 0, run.tail()
-    assert {event["opening"].partition("/")[0] for event in run.events("tracker_run")} == {"mlflow"}
-    assert list(trackio_runs(tmp_path)) == ["mine"]
-    assert len(runs_of(received("mlflow", tmp_path))) == 1
-    assert [path.name for path in tmp_path.rglob("events.out.tfevents.*") if path.parent != folder] == []

@@ -5,7 +5,7 @@ Each step of `--garbage-rank` leaves `--garbage-mib` in a cycle of the oldest ge
 ever collects by itself. Each training step makes enough small cycles for several automatic collections.
 Writes `collections-rank{r}.json`: the steps of full collections, the automatic collections inside and outside
 training steps, and what `gc` is set to in a process forked inside a training step and at the end.
-`--own-choice` is what the script itself sets before it trains.
+With `--own-choice` the script sets thresholds itself before it trains.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def main() -> None:
     parser = tiny.argument_parser(__doc__)
     parser.add_argument("--garbage-rank", type=int, default=-1)
     parser.add_argument("--garbage-mib", type=int, default=0)
-    parser.add_argument("--own-choice", choices=("disable", "threshold"))
+    parser.add_argument("--own-choice", action="store_true")
     arguments = parser.parse_args()
     tiny.use_test_shims()
     garbage_collection.LONGEST_SECONDS = math.inf  # on a busy machine a step lasts longer than a second
@@ -100,9 +100,7 @@ def main() -> None:
             recorder.inside = False
 
     trainer.training_step = step
-    if arguments.own_choice == "disable":
-        gc.disable()
-    elif arguments.own_choice == "threshold":
+    if arguments.own_choice:
         gc.set_threshold(500, 9, 100_000)  # no automatic full collection
     gc.callbacks.append(recorder)
     tiny.train(trainer, arguments)

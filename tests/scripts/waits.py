@@ -1,21 +1,16 @@
 """Legitimate waits that a user's code may contain: each takes the seconds after which it returns.
 
 Used by `oddities.py` beside it. Something alive ends every wait: the process itself with its threads and
-timers, its children, a server, or a helper that is no descendant of the process. Further kinds are judged by
-the proof alone, in `tests/support/waiting_programs`.
+timers, its children, or a helper that is no descendant of the process. Further kinds are judged by the proof
+alone, in `tests/support/waiting_programs`.
 """
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-import ctypes
-import fcntl
 import itertools
-import multiprocessing
 import os
 import queue
-import re
 import select
 import signal
 import socket
@@ -24,17 +19,10 @@ import sys
 import tempfile
 import threading
 import time
-import urllib.request
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 FOREVER = 100_000
-FORK = multiprocessing.get_context("fork")
-SERVER_VARIABLE = "SLOW_SERVER"
-"""Host and port of a server outside the job that answers `GET /<seconds>` after so many seconds."""
-
-
 Wait = Callable[[float], None]
 WAITS: dict[str, Wait] = {}
 
@@ -55,12 +43,6 @@ def _sleep(seconds: float) -> None:
 
 
 @legitimate
-def _compute(seconds: float) -> None:
-    end = time.monotonic() + seconds
-    all(time.monotonic() < end for _ in itertools.count())
-
-
-@legitimate
 def _child(seconds: float) -> None:
     subprocess.run(["sleep", str(seconds)], check=True)
 
@@ -70,19 +52,6 @@ def _lock(seconds: float) -> None:
     lock = threading.Lock()
     lock.acquire()
     threading.Timer(seconds, lock.release).start()
-    lock.acquire()
-
-
-@legitimate
-def _lock_behind_native_sleep(seconds: float) -> None:
-    lock = threading.Lock()
-    lock.acquire()
-
-    def release() -> None:
-        ctypes.CDLL(None).usleep(int(seconds * 1e6))
-        lock.release()
-
-    threading.Thread(target=release).start()
     lock.acquire()
 
 
@@ -99,11 +68,6 @@ def _condition(seconds: float) -> None:
     with condition:
         while time.monotonic() < end:
             condition.wait(0.5)
-
-
-@legitimate
-def _asyncio(seconds: float) -> None:
-    asyncio.run(asyncio.sleep(seconds))
 
 
 @contextlib.contextmanager
@@ -135,51 +99,12 @@ def _alarm_in_lock(seconds: float) -> None:
 
 
 @legitimate
-def _alarm_in_regex(seconds: float) -> None:
-    _alarmed(lambda: re.match(r"(a+)+$", "a" * 100 + "b"), seconds)
-
-
-@legitimate
-def _timer_in_pause(seconds: float) -> None:
-    with handling(signal.SIGUSR1, lambda *_: None):
-        threading.Timer(seconds, os.kill, (os.getpid(), signal.SIGUSR1)).start()
-        signal.pause()
-
-
-@legitimate
-def _event_descriptor(seconds: float) -> None:
-    descriptor = ctypes.CDLL(None).eventfd(0, 0)
-    threading.Timer(seconds, os.write, (descriptor, (1).to_bytes(8, sys.byteorder))).start()
-    os.read(descriptor, 8)
-    os.close(descriptor)
-
-
-@legitimate
 def _hold_interpreter(seconds: float) -> None:
     count = 5_000_000
     began = time.monotonic()
     sum(itertools.repeat(1, count))
     per_second = count / (time.monotonic() - began)
     sum(itertools.repeat(1, int(per_second * seconds)))
-
-
-@legitimate
-def _socket_in_flight(seconds: float) -> None:
-    """The only other end of a socket pair lies unread in another one, until a timer's thread takes it."""
-    ours, theirs = socket.socketpair()
-    sender, receiver = socket.socketpair()
-    socket.send_fds(sender, [b"x"], [theirs.fileno()])
-    theirs.close()
-
-    def take() -> None:
-        descriptor = socket.recv_fds(receiver, 1, 1)[1][0]
-        os.write(descriptor, b"x")
-        os.close(descriptor)
-
-    threading.Timer(seconds, take).start()
-    assert ours.recv(1)
-    for each in (ours, sender, receiver):
-        each.close()
 
 
 @legitimate
@@ -203,27 +128,6 @@ def _recompilation(seconds: float) -> None:
 
 
 @legitimate
-def _worker_thread_of_library(seconds: float) -> None:
-    """The work is done in a thread that lives longer than the wait, as in an executor of a library."""
-    tasks: queue.Queue[Callable[[], None]] = queue.Queue()
-    done = threading.Event()
-
-    def work() -> None:
-        while True:
-            tasks.get()()
-
-    threading.Thread(target=work, daemon=True).start()
-    tasks.put(lambda: _child(seconds))
-    tasks.put(done.set)
-    done.wait()
-
-
-@legitimate
-def _child_output(seconds: float) -> None:
-    subprocess.check_output(["sh", "-c", f"sleep {seconds}; echo done"])
-
-
-@legitimate
 def _raw_fork(seconds: float) -> None:
     if not (pid := os.fork()):
         time.sleep(seconds)
@@ -232,119 +136,14 @@ def _raw_fork(seconds: float) -> None:
 
 
 @legitimate
-def _sandbox(seconds: float) -> None:
-    for part in (0.5, 0.3, 0.2):  # killed and retried twice, then given up
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            subprocess.run(["sleep", str(FOREVER)], timeout=seconds * part, check=True)
-
-
-@legitimate
-def _process_pool(seconds: float) -> None:
-    with FORK.Pool(2) as pool:
-        pool.map(time.sleep, [seconds, seconds / 2])
-
-
-@legitimate
-def _process_lock(seconds: float) -> None:
-    lock, held = FORK.Lock(), FORK.Event()
-
-    def child() -> None:
-        with lock:
-            held.set()
-            time.sleep(seconds)
-
-    process = FORK.Process(target=child)
-    process.start()
-    held.wait()
-    lock.acquire()
-    process.join()
-
-
-@legitimate
-def _child_signal_in_sleep(seconds: float) -> None:
-    child = None
-    with handling(signal.SIGCHLD, wake_up), contextlib.suppress(WokenUp):
-        child = subprocess.Popen(["sleep", str(seconds)])
-        time.sleep(FOREVER)
-    assert child is not None
-    child.wait()
-
-
-@legitimate
 def _child_left_running(seconds: float) -> None:
     subprocess.Popen(["sleep", str(seconds)])
-
-
-@legitimate
-def _slow_reader_of_child(seconds: float) -> None:
-    """The child has filled a pipe and waits for a thread of ours, which waits before it reads on."""
-    child = subprocess.Popen(["sh", "-c", "head -c 200000 /dev/zero"], stdout=subprocess.PIPE)
-    assert child.stdout is not None
-
-    def read() -> None:
-        time.sleep(seconds)
-        child.stdout.read()
-
-    threading.Thread(target=read).start()
-    child.wait()
-
-
-@legitimate
-def _output_of_grandchild(seconds: float) -> None:
-    """The child has ended; its pipe is held by a process that is nobody's child any more."""
-    subprocess.check_output(["sh", "-c", f"setsid sleep {seconds} &"])
-
-
-@legitimate
-def _fork_server_that_imports(seconds: float) -> None:
-    """The server imports modules before it takes the descriptors sent to it, which nobody holds until
-    then.
-    """
-    with tempfile.TemporaryDirectory() as folder:
-        Path(folder, "slow_to_import.py").write_text(f"import time; time.sleep({seconds})")
-        sys.path.insert(0, folder)
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["slow_to_import"])
-        process = context.Process(target=time.sleep, args=(0,))
-        process.start()  # waits for the process id, in a pipe
-        process.join()
-        sys.path.remove(folder)
-
-
-@legitimate
-def _server(seconds: float) -> None:
-    host, _, port = os.environ[SERVER_VARIABLE].partition(":")
-    with socket.create_connection((host, int(port))) as connection:
-        connection.sendall(f"GET /{seconds} HTTP/1.0\r\n\r\n".encode())
-        assert connection.recv(100)
-
-
-@legitimate
-def _http(seconds: float) -> None:
-    with urllib.request.urlopen(f"http://{os.environ[SERVER_VARIABLE]}/{seconds}", timeout=600) as answer:
-        assert answer.read()
-
-
-@legitimate
-def _event_of_server(seconds: float) -> None:
-    done = threading.Event()
-    threading.Thread(target=lambda: (_server(seconds), done.set())).start()
-    done.wait()
 
 
 def _detached(command: str, *, pass_fds: Sequence[int] = ()) -> None:
     """Start a shell command that is no descendant of this process and has a session of its own."""
     twice = ["setsid", "sh", "-c", 'sh -c "$1" >/dev/null 2>&1 &', "sh", command]
     subprocess.run(twice, check=True, pass_fds=pass_fds)
-
-
-@legitimate
-def _signal_of_helper_in_lock(seconds: float) -> None:
-    lock = threading.Lock()
-    lock.acquire()
-    with handling(signal.SIGUSR1, wake_up), contextlib.suppress(WokenUp):
-        _detached(f"sleep {seconds}; kill -USR1 {os.getpid()}")
-        lock.acquire()
 
 
 @legitimate
@@ -366,33 +165,11 @@ def _fifo_of_helper(seconds: float) -> None:
 
 
 @legitimate
-def _file_lock_of_helper(seconds: float) -> None:
-    with tempfile.NamedTemporaryFile() as file:
-        with open(file.name, "rb") as theirs:
-            fcntl.flock(theirs, fcntl.LOCK_EX)
-            _detached(f"sleep {seconds}", pass_fds=[theirs.fileno()])
-        fcntl.flock(file, fcntl.LOCK_EX)
-
-
-@legitimate
 def _file_of_helper(seconds: float) -> None:
     with tempfile.TemporaryDirectory() as folder:
         _detached(f"sleep {seconds}; touch {folder}/ready")
         while not os.path.exists(f"{folder}/ready"):
             time.sleep(0.5)
-
-
-@legitimate
-def _pid_descriptor_of_helper(seconds: float) -> None:
-    reading, writing = os.pipe()
-    _detached(f"echo $$ > /proc/self/fd/{writing}; exec sleep {seconds}", pass_fds=[writing])
-    descriptor = os.pidfd_open(int(os.read(reading, 20)))
-    os.close(reading)
-    os.close(writing)
-    watching = select.poll()
-    watching.register(descriptor, select.POLLIN)
-    watching.poll()
-    os.close(descriptor)
 
 
 @legitimate
@@ -408,18 +185,3 @@ def _socket_pair_of_helper(seconds: float) -> None:
 @legitimate
 def _helper_left_running(seconds: float) -> None:
     _detached(f"sleep {seconds}")
-
-
-@legitimate
-def _child_waits_for_lock_of_helper(seconds: float) -> None:
-    """The rank waits for a child, the child waits in a lock, and a helper outside signals the child."""
-    code = (
-        "import signal, sys, threading; signal.signal(signal.SIGUSR1, lambda *_: sys.exit());"
-        " lock = threading.Lock(); lock.acquire(); print(flush=True); lock.acquire()"
-    )
-    child = subprocess.Popen([sys.executable, "-S", "-c", code], stdout=subprocess.PIPE)
-    assert child.stdout is not None
-    child.stdout.readline()
-    _detached(f"sleep {seconds}; kill -USR1 {child.pid}")
-    child.wait()
-    child.stdout.close()

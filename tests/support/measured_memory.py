@@ -16,7 +16,6 @@ import gc
 import json
 import os
 import socket
-import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
@@ -24,6 +23,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
+from support import warm
 from support.warm import QUIET
 
 STEPS = 3
@@ -287,30 +287,27 @@ def measure_in_process(jobs: list[dict[str, Any]], *, timeout_seconds: float) ->
             port = probe.getsockname()[1]
         environment |= {"WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1"}
         environment |= {"MASTER_PORT": str(port)}
-    command = [sys.executable, "-m", "support.measured_memory", json.dumps(jobs)]
+    command = [sys.executable, "-P", __file__, json.dumps(jobs)]
     with contextlib.ExitStack() as started:
         if layout := jobs[0].get("layout"):
             zero = {**DEEPSPEED["zero_optimization"], "stage": int(layout.removeprefix("zero"))}
             file = Path(started.enter_context(tempfile.TemporaryDirectory())) / "deepspeed.json"
             file.write_text(json.dumps({**DEEPSPEED, "zero_optimization": zero}))
             environment |= {"ACCELERATE_USE_DEEPSPEED": "true", "ACCELERATE_DEEPSPEED_CONFIG_FILE": str(file)}
+        outputs = [started.enter_context(tempfile.TemporaryFile()) for _ in range(ranks)]
         processes = []
-        for rank in range(ranks):
+        for rank, output in enumerate(outputs):
             number = {"RANK": str(rank), "LOCAL_RANK": str(rank)} if ranks > 1 else {}
-            process = started.enter_context(
-                subprocess.Popen(
-                    command,
-                    stdout=subprocess.PIPE,
-                    stderr=subprocess.PIPE if rank == 0 else subprocess.DEVNULL,
-                    text=True,
-                    env={**environment, **number},
-                )
+            process = warm.start(
+                command, cwd=Path.cwd(), environment={**environment, **number}, stdout=output
             )
             started.callback(process.kill)
             processes.append(process)
-        output, errors = processes[0].communicate(timeout=timeout_seconds)
-        assert processes[0].returncode == 0, errors[-3000:]
-    found: list[dict[str, float]] = json.loads(output.strip().splitlines()[-1])
+        code = processes[0].wait(timeout_seconds)
+        outputs[0].seek(0)
+        printed = outputs[0].read().decode()
+        assert code == 0, printed[-3000:]
+    found: list[dict[str, float]] = json.loads(printed.strip().splitlines()[-1])
     return found
 
 

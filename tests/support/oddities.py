@@ -6,12 +6,10 @@
 from __future__ import annotations
 
 import contextlib
-import http.server
 import multiprocessing
 import os
 import re
 import signal
-import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -37,38 +35,6 @@ class Result:
     incidents: int
     warnings: tuple[str, ...]
     wrong: tuple[str, ...]
-
-
-class SlowServer(http.server.ThreadingHTTPServer):
-    """A server outside the job that answers `GET /<seconds>` after so many seconds."""
-
-    daemon_threads = True
-
-    class Answer(http.server.BaseHTTPRequestHandler):
-        """Waits, then answers."""
-
-        def do_GET(self) -> None:
-            time.sleep(float(self.path[1:]))
-            self.send_response(200)
-            self.end_headers()
-            with contextlib.suppress(OSError):  # the client has gone
-                self.wfile.write(b"done")
-
-        def log_message(self, *_: object) -> None:
-            """Print nothing."""
-
-    def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), self.Answer)
-
-
-@contextlib.contextmanager
-def slow_server() -> Iterator[str]:
-    """Serve for the length of the block; gives host and port."""
-    with SlowServer() as server:
-        thread = threading.Thread(target=server.serve_forever, daemon=True)
-        thread.start()
-        yield f"127.0.0.1:{server.server_address[1]}"
-        server.shutdown()
 
 
 def _burn(parent: int) -> None:
@@ -101,15 +67,13 @@ def check(scenario: Scenario, runs: Runs, folder: Path) -> Result:
     """Run a scenario and return its result."""
     if scenario.compare:
         expected = references.undisturbed_command(_words(scenario, None), ranks=scenario.ranks)
-    with slow_server() as address, load() if "load" in scenario.conditions else contextlib.nullcontext():
-        environment = {"SLOW_SERVER": address}
+    with load() if "load" in scenario.conditions else contextlib.nullcontext():
         clock = None
         if {"forward", "back"} & set(scenario.conditions):
             clock = moved_clock.MovedClock(folder)
-            environment |= clock.environment
         run = runs(
-            "--nproc-per-node", str(scenario.ranks), *_words(scenario, "ours"), environment=environment,
-            cold=True if clock else None,
+            "--nproc-per-node", str(scenario.ranks), *_words(scenario, "ours"),
+            environment=clock.environment if clock else None, cold=True if clock else None,
         )  # fmt: skip
         began = time.monotonic()
         run.start()

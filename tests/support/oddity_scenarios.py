@@ -21,21 +21,12 @@ PAUSES = (
     "save-model", "own-save", "between", "exit-handler", "left-thread",
 )  # fmt: skip
 """Places of the pauses; see `tests/scripts/places.py`."""
-SHORT_ONLY = {"hold-interpreter": 12, "alarm-in-regex": 12}
-"""Waits in which no other thread of the interpreter runs, and the longest pause in seconds."""
-LEFT_RUNNING = frozenset({"child-left-running", "helper-left-running", "recompilation"})
-"""Waits that do not take the seconds given."""
-AT_EXIT = frozenset({
-    "sleep", "compute", "child", "child-output", "server", "http", "condition", "asyncio", "sandbox",
-    "pipe-of-helper", "fifo-of-helper", "file-of-helper", "file-lock-of-helper", "pid-descriptor-of-helper",
-})  # fmt: skip
-"""Possible after the last line, when Python starts no more threads."""
-HANDLES_SIGNALS = re.compile(r"alarm-.*|.*signal.*|timer-in-pause")
-"""Possible in the main thread only."""
+EVERYWHERE = ("sleep", "child", "condition")
+"""Waits that are possible at every place; others are judged by `tests/integration/test_wait_states.py`."""
 
 
 def names(file: str) -> list[str]:
-    """Return the names of the waits or groups in a script of `tests/scripts`."""
+    """Return the names of the groups in a script of `tests/scripts`."""
     text = (SCRIPTS / file).read_text()
     return [name.replace("_", "-") for name in re.findall(r"@legitimate\ndef _(\w+)\(", text)]
 
@@ -73,15 +64,6 @@ class Scenario:
         return [*self.oddities, *self.groups, *self.arguments, *self.conditions, f"{self.ranks} ranks"]
 
 
-def possible(wait: str, place: str, seconds: int) -> bool:
-    """Whether a wait can be used at a place, for so long."""
-    if seconds > SHORT_ONLY.get(wait, seconds):
-        return False
-    if place in ("exit-handler", "left-thread"):
-        return wait in AT_EXIT
-    return place != "thread" or HANDLES_SIGNALS.fullmatch(wait) is None
-
-
 def oddity(wait: str, seconds: int, place: str, *, step: int, rank: int) -> str:
     """Return the script's word for one wait."""
     if place == "save-model":
@@ -92,31 +74,17 @@ def oddity(wait: str, seconds: int, place: str, *, step: int, rank: int) -> str:
 
 
 def pauses() -> list[Scenario]:
-    """Return scenarios with a pause of each length at each place, and with every wait."""
-    waits = [wait for wait in names("waits.py") if wait not in LEFT_RUNNING]
-    unused = list(waits)
-    turn = itertools.cycle(waits)
+    """Return scenarios with a pause of each length at each place."""
+    waits = itertools.cycle(EVERYWHERE)
     found = []
-
-    def pick(place: str, seconds: int) -> str:
-        for wait in list(unused):
-            if possible(wait, place, seconds):
-                unused.remove(wait)
-                return wait
-        return next(wait for wait in turn if possible(wait, place, seconds))
-
     for long, short in (LENGTHS[:2], LENGTHS[2:]):
-        for number, place in enumerate(PAUSES):
-            other = PAUSES[(number + 1) % len(PAUSES)]
+        for place, other in zip(PAUSES, (*PAUSES[1:], PAUSES[0]), strict=True):
             words = (
-                oddity(pick(place, long), long, place, step=6, rank=1),
-                oddity(pick(other, short), short, other, step=13, rank=0),
+                oddity(next(waits), long, place, step=6, rank=1),
+                oddity(next(waits), short, other, step=13, rank=0),
             )
             calls = ("--calls", "2") if "between" in (place, other) else ()
             found.append(Scenario(name=f"{place}-{long}-{other}-{short}", oddities=words, arguments=calls))
-    for number, wait in enumerate(unused):  # more waits than places
-        words = (oddity(wait, 12, ("callback", "reward", "data")[number % 3], step=6, rank=1),)
-        found.append(Scenario(name=f"further-12-{wait}", oddities=words))
     return found
 
 
@@ -152,6 +120,7 @@ def others() -> list[Scenario]:
         ),
         Scenario(name="clock-forward", oddities=waiting, arguments=slowly, conditions=("forward",)),
         Scenario(name="clock-back", oddities=waiting, arguments=slowly, conditions=("back",)),
+        Scenario(name="interpreter-held", oddities=("hold-interpreter:12@reward:6:1",)),
         Scenario(name="loader-workers", oddities=("sleep:12@data:1:1",), arguments=("--settings", loading)),
         Scenario(
             name="progress-bars", oddities=("condition:12@callback:6:1",), arguments=("--settings", bars)

@@ -5,9 +5,9 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import shutil
+import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -20,6 +20,7 @@ from grpo_run.runtime.supervisor.detection import _collective_records as collect
 from grpo_run.watchdog.deadlocks.collectives import Collective
 from grpo_run.watchdog.deadlocks.positions import THREADS_HANDLER, ThreadReport
 from grpo_run.watchdog.deadlocks.recording import parse_recording
+from support import warm
 
 WORLD = 3
 SECONDS = 60.0
@@ -150,19 +151,23 @@ class RecordRanks:
     def __init__(self) -> None:
         self.folder = tempfile.mkdtemp(dir="/tmp", prefix="g")
         self.board = Board.create(Path(self.folder) / "board", WORLD)
-        context = multiprocessing.get_context("spawn")
-        self.processes = [context.Process(target=_run, args=(rank, self.folder)) for rank in range(WORLD)]
+        self.processes: list[warm.Process] = []
 
     def start(self) -> None:
         """Start the ranks."""
-        for process in self.processes:
-            process.start()
+        environment = {**os.environ, **warm.QUIET, "PYTHONPATH": str(Path(__file__).parents[1])}
+        with open(Path(self.folder) / "printed", "wb") as printed:
+            for rank in range(WORLD):
+                command = [sys.executable, "-P", __file__, str(rank), self.folder]
+                self.processes.append(
+                    warm.start(command, cwd=Path("/"), environment=environment, stdout=printed)
+                )
 
     def stop(self) -> None:
         """End the ranks and remove their files."""
         for process in self.processes:
             process.kill()
-            process.join(10)
+            process.wait(10)
         shutil.rmtree(self.folder)
 
     def go_through(self, name: str) -> tuple[Reading, Reading]:
@@ -193,5 +198,9 @@ class RecordRanks:
         deadline = time.monotonic() + SECONDS
         while not condition():
             assert time.monotonic() < deadline, "a rank did not go on"
-            assert all(process.is_alive() for process in self.processes), "a rank has exited"
+            assert all(process.poll() is None for process in self.processes), "a rank has exited"
             time.sleep(0.005)
+
+
+if __name__ == "__main__":
+    _run(int(sys.argv[1]), sys.argv[2])

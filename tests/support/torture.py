@@ -8,15 +8,15 @@ resulting files as the guard does at the start of the next attempt.
 from __future__ import annotations
 
 import gc
-import multiprocessing
 import os
 import shutil
 import socket
 import struct
+import sys
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Client, Listener
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -31,7 +31,7 @@ from grpo_run.runtime.snapshots._drain_worker import handle_request
 from grpo_run.runtime.snapshots.area import StagingArea
 from grpo_run.runtime.snapshots.slot import StagedSnapshot, StagingSlot
 from grpo_run.runtime.upstream.patches import override_attributes
-from grpo_run.runtime.upstream.process_names import hidden_main
+from support import warm
 from support.syscalls import Stop, Trace, run_and_kill
 
 OUR_RUN = "run-1"
@@ -207,7 +207,9 @@ def _prepare(scratch: Path) -> None:
     gc.freeze()  # a collection in a fork would copy the memory of all objects
 
 
-def _serve(connection: Connection, scratch: Path) -> None:
+def serve(scratch: Path) -> None:
+    """Answer requests until the client has gone."""
+    connection = Client(str(scratch / "socket"))
     _prepare(scratch)
     while True:
         try:
@@ -227,16 +229,18 @@ class VictimServer:
     """Forks ranks and drain workers on request; call `close` at the end.
 
     Args:
-        scratch: an empty folder.
+        scratch: a folder to make.
     """
 
     def __init__(self, scratch: Path) -> None:
-        context = multiprocessing.get_context("spawn")
-        self._connection, theirs = context.Pipe()
-        with hidden_main():
-            self._process = context.Process(target=_serve, args=(theirs, scratch), daemon=True)
-            self._process.start()
-        theirs.close()
+        scratch.mkdir()
+        environment = {**os.environ, **warm.QUIET, "PYTHONPATH": str(Path(__file__).parents[1])}
+        with Listener(str(scratch / "socket")) as listener, open(scratch / "printed", "wb") as printed:
+            self._process = warm.start(
+                [sys.executable, "-P", str(Path(__file__).with_name("victims.py")), str(scratch)],
+                cwd=scratch, environment=environment, stdout=printed,
+            )  # fmt: skip
+            self._connection = listener.accept()
 
     def save(
         self, save: Save, stop: Stop | None = None, *, below: Sequence[Path] = (), victim: int = 0
@@ -260,7 +264,7 @@ class VictimServer:
     def close(self) -> None:
         """Stop the server."""
         self._connection.close()
-        self._process.join(10)
+        self._process.wait(10)
 
 
 # ---- checks ----

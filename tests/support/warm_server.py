@@ -15,8 +15,10 @@ from __future__ import annotations
 import array
 import atexit
 import contextlib
+import functools
 import gc
 import importlib
+import importlib.metadata
 import json
 import multiprocessing.forkserver
 import multiprocessing.resource_tracker
@@ -28,15 +30,17 @@ import signal
 import socket
 import struct
 import sys
+import tempfile
 import threading
 from typing import Any, NoReturn
 
 IMPORTED = (
     "grpo_run.cli.main",
     "grpo_run.cli.launch",
+    "grpo_run.cli.launching.supervise",
     "grpo_run.cli.train",
     "grpo_run.dashboards.metrics.server",
-    "grpo_run.dashboards.terminal",
+    "grpo_run.dashboards.terminal.terminal",
     "grpo_run.runtime.processes.agent",
     "grpo_run.runtime.processes.output",
     "grpo_run.runtime.snapshots.drain_scheduler",
@@ -143,6 +147,7 @@ class Launcher:
         os.environ.clear()
         os.environ.update(request["environment"])
         set_path(self.path)
+        tempfile.tempdir = None  # the launcher's; this process may have another TMPDIR
         sys.argv = list(request["arguments"])
         if request["script_directory_in_path"]:
             sys.path.insert(0, os.path.dirname(os.path.abspath(sys.argv[0])))
@@ -221,6 +226,9 @@ def load() -> Launcher:
     descriptor = int(sys.argv[1])
     environment = dict(os.environ)  # before libraries set variables of their own
     os.environ[SUPERVISOR_PID] = sys.argv[2]
+    # otherwise every supervisor and every rank parses the metadata of packages again
+    for name in ("metadata", "version"):
+        setattr(importlib.metadata, name, functools.cache(getattr(importlib.metadata, name)))
     for name in (PRELOAD, *IMPORTED):  # first, so that it records torch and accelerate as its own imports
         importlib.import_module(name)
     del os.environ[SUPERVISOR_PID]
@@ -233,6 +241,8 @@ def load() -> Launcher:
     # TRL's modules
     rendezvous = importlib.import_module("torch.distributed.elastic.rendezvous.dynamic_rendezvous")
     rendezvous.__dict__["get_method_name"] = lambda depth=2: "rendezvous"
+    # otherwise the first save of a process compiles patterns for the weights of all models
+    importlib.import_module("transformers.conversion_mapping").get_checkpoint_conversion_mapping("qwen2")
     gc.collect()
     gc.freeze()
     return Launcher(socket.socket(fileno=descriptor), environment)

@@ -21,9 +21,9 @@ DIVIDED = (UNIT, RUNTIME, RANK)
 NEED_TORCH = (RANK, RUNTIME / "features", RUNTIME / "planning", RUNTIME / "upstream", UNIT / "trainers")
 """Folders of which most tests import torch."""
 SECONDS = {
-    "cli": 36, "dashboards": 13, "watchdog": 30, "test_documentation.py": 4, "trainers": 13,
+    "cli": 36, "dashboards": 13, "watchdog": 10, "test_documentation.py": 4, "trainers": 13,
     "runtime/checkpoints": 8, "runtime/planning": 31, "runtime/supervisor": 15,
-    "runtime/features": 24, "runtime/rank/saving": 5, "runtime/rank/test_restoring.py": 3,
+    "runtime/features": 30, "runtime/rank/saving": 7, "runtime/rank/test_restoring.py": 3,
 }  # fmt: skip
 """CPU time of the slowest folders and files of `tests/unit`, child processes included."""
 BYTES_PER_SECOND = 30_000

@@ -8,6 +8,7 @@ import fcntl
 import http.client
 import multiprocessing
 import os
+import select
 import signal
 import socket
 import subprocess
@@ -177,3 +178,34 @@ def named_pipe() -> None:
 def lock_beside_a_child_at_work() -> None:
     sleeper(SHORT_SECONDS)
     lock_taken_twice()
+
+
+@program(ALIVE)
+def event_descriptor() -> None:
+    descriptor = os.eventfd(0)
+    threading.Timer(SHORT_SECONDS, os.eventfd_write, (descriptor, 1)).start()
+    os.eventfd_read(descriptor)
+
+
+@program(ALIVE)
+def descriptor_of_a_child() -> None:
+    watching = select.poll()
+    watching.register(os.pidfd_open(sleeper(SHORT_SECONDS).pid), select.POLLIN)
+    watching.poll()
+
+
+@program(ALIVE)
+def socket_in_flight() -> None:
+    ours, theirs = socket.socketpair()
+    sender, receiver = socket.socketpair()
+    socket.send_fds(sender, [b"x"], [theirs.fileno()])
+    theirs.close()
+    threading.Timer(SHORT_SECONDS, socket.recv_fds, (receiver, 1, 1)).start()
+    ours.recv(1)
+
+
+@program(ALIVE)
+def child_whose_output_nobody_reads_yet() -> None:
+    child = subprocess.Popen(["head", "-c", "200000", "/dev/zero"], stdout=subprocess.PIPE)
+    threading.Timer(SHORT_SECONDS, child.communicate).start()
+    child.wait()

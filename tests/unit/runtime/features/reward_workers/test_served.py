@@ -372,7 +372,7 @@ def searched(rank: Rank, samples: int, bad: set[int]) -> tuple[list[Any], PureWo
     return values, workers
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=15)
 @given(st.integers(1, 40).flatmap(lambda n: st.tuples(st.just(n), st.sets(st.integers(0, n - 1)))))
 def test_exactly_the_samples_that_a_function_fails_on_lose_their_rewards(
     rank: Rank, case: tuple[int, set[int]]

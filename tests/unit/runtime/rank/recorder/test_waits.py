@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import gc
-import math
 import sys
 import threading
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
-from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,7 +15,6 @@ import pytest
 import torch
 import torch.distributed as dist
 from support.builders.trainers.recorded_collectives import Handle, entries
-from torch._C._distributed_c10d import AllreduceOptions
 
 from grpo_run.runtime.board.board import Board
 from grpo_run.runtime.rank.collective_recorder import MAX_TRACKED, Recorder
@@ -160,32 +157,3 @@ def test_tracking_keeps_no_tensor_alive(installed: Recorder) -> None:
         assert time.monotonic() < deadline
         time.sleep(0.01)
         gc.collect()
-
-
-def test_a_time_limit_of_the_script_is_recorded(installed: Recorder, board: Board) -> None:
-    """Such a collective ends by itself, so it proves no hang. A script may call the group's methods, or
-    torch's functions.
-    """
-    options = AllreduceOptions()
-    options.timeout = timedelta(seconds=30)
-    group = dist.distributed_c10d._get_default_group()
-    group.allreduce([torch.ones(2)], options).wait()
-    group.allreduce([torch.ones(2)]).wait()
-    dist.barrier(timeout=timedelta(seconds=30))
-    dist.all_reduce(torch.ones(2))
-    limits = [entry.timeout_seconds for entry in entries(board)[-4:]]
-    assert limits == [0.0, math.inf, 0.0, math.inf]
-
-
-@pytest.mark.parametrize(("args", "kwargs"), [((3.0,), {}), ((), {"timeout": 3.0})])
-def test_a_wait_with_a_time_limit_is_not_marked(
-    issue: Callable[..., Waited], board: Board, args: Any, kwargs: Any
-) -> None:
-    """It will return. A wait without a limit afterwards is marked."""
-    work = issue(RuntimeError("timed out"))
-    with pytest.raises(RuntimeError, match="timed out"):
-        work.wait(*args, **kwargs)
-    work.wait()
-    assert work.given == [(args, kwargs), ((), {})]
-    assert work.progress == [CollectiveProgress.enqueued, CollectiveProgress.waiting]
-    assert entries(board)[-1].progress is CollectiveProgress.completed

@@ -127,7 +127,8 @@ def test_a_clock_that_stands_still_requests_every_step() -> None:
     assert taken == [2, 4, 6, 8]
 
 
-SECONDS = st.floats(0.0, 1e7)
+SECONDS = st.floats() | st.floats(0.0, 1e7) | st.sampled_from([0.0, -1.0, math.nan, 1e-310])
+"""Clocks can be coarse, stand still, or be set."""
 
 
 def test_an_example() -> None:
@@ -150,28 +151,7 @@ def test_the_optimum_loses_the_least_time(cost: float, failure: float, step: flo
 
 @given(cost=SECONDS, failure=SECONDS, step=SECONDS)
 def test_the_interval_is_at_least_one_step(cost: float, failure: float, step: float) -> None:
-    """Holds for any measurement, up to the maximum."""
-    assert 1 <= steps_between_snapshots(cost, failure, step) <= MAX_STEPS
-
-
-def test_a_tiny_step_time_does_not_overflow() -> None:
-    """Clocks can be coarse, or be set."""
-    assert steps_between_snapshots(1.0, 1e6, 1e-310) == MAX_STEPS
-
-
-@pytest.mark.parametrize(
-    ("cost", "failure", "step"),
-    [
-        (0.0, 100.0, 1.0),
-        (-1.0, 100.0, 1.0),
-        (1.0, 0.0, 1.0),
-        (1.0, -5.0, 1.0),
-        (1.0, 100.0, 0.0),
-        (1.0, 100.0, -1.0),
-        (1.0, 100.0, math.nan),
-        (math.nan, 100.0, 1.0),
-    ],
-)
-def test_an_invalid_measurement_gives_every_step(cost: float, failure: float, step: float) -> None:
-    """The clock stood still or went back."""
-    assert steps_between_snapshots(cost, failure, step) == 1
+    """Holds for any measurement, up to the maximum; an invalid one gives every step."""
+    steps = steps_between_snapshots(cost, failure, step)
+    assert 1 <= steps <= MAX_STEPS
+    assert steps == 1 or min(cost, failure, step) > 0

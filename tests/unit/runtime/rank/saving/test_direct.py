@@ -11,28 +11,12 @@ import pytest
 from support.saving import Guarded, Trainer
 from support.vote_groups import ScriptedVotes
 
-from grpo_run.runtime.checkpoints.manifest import MANIFEST, TrainCall
+from grpo_run.runtime.checkpoints.manifest import TrainCall
 from grpo_run.runtime.rank.saving import _direct as direct_module
 from grpo_run.runtime.rank.saving._reservation import SaveFlags
 from grpo_run.runtime.snapshots.headroom import DISK_RESERVE_BYTES
 
 Events = Callable[[], list[dict[str, Any]]]
-
-
-def test_a_checkpoint_is_published_after_all_ranks_have_written(
-    direct: Guarded, session: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The manifest is written after the vote."""
-    path = Path(direct.trainer.args.output_dir) / "checkpoint-5"
-    at_vote: list[tuple[bool, bool]] = []
-
-    def answer(values: list[int]) -> list[int]:
-        at_vote.append(((path / "exact.json").exists(), (path / MANIFEST).exists()))
-        return values
-
-    session.votes = ScriptedVotes(answer)
-    direct.save(5)
-    assert at_vote == [(False, False), (True, False)]
 
 
 def test_all_ranks_use_the_free_space_that_rank_zero_finds(

@@ -9,14 +9,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
 from support.saving import Guarded, Trainer, named
-from support.vote_groups import ScriptedVotes
-from transformers import TrainerCallback
 
-from grpo_run.runtime.checkpoints.digests import verify_digests
-from grpo_run.runtime.checkpoints.manifest import TrainCall, read_manifest
-from grpo_run.runtime.rank.saving._reservation import SaveFlags
+from grpo_run.runtime.checkpoints.manifest import TrainCall
 from grpo_run.runtime.rank.saving.saver import Saver
 from grpo_run.runtime.rank.saving.snapshots import Snapshots
 from grpo_run.runtime.rank.saving.trainer_contents import TrainerContents
@@ -24,39 +19,6 @@ from grpo_run.runtime.rank.trainer_facts import TrainerFacts
 from grpo_run.runtime.snapshots.area import StagingArea
 
 Events = Callable[[], list[dict[str, Any]]]
-
-
-def test_all_ranks_refuse_if_one_rank_has_non_finite_weights(
-    either: Guarded, session: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its shard differs from theirs; a partial save would leave ranks in a collective."""
-    non_finite = SaveFlags(non_finite=True)
-    session.votes = ScriptedVotes(lambda values: non_finite.as_values())
-    either.save(5)
-    assert either.trainer.seen == []
-    assert len(session.votes.sent) == 1
-
-
-def test_a_save_in_memory_has_the_manifest_of_a_direct_save_when_drained(
-    staged: Guarded, call: TrainCall, events: Events
-) -> None:
-    """Training waits only for the copy."""
-    staged.trainer.args.save_total_limit = 3
-    path = staged.save(5)
-    assert not path.exists()
-    assert staged.staged == [(5, True)]
-    (record,) = named(events, "checkpoint_staged")
-    assert (record["step"], record["scheduled"], record["train_call"]) == (5, True, 1)
-    assert named(events, "checkpoint_published") == []
-    ((entry, _),) = staged.snapshots.staging.snapshots()
-    assert (entry.limit, entry.attempt, entry.run_id) == (3, 0, "run-1")
-    assert staged.drain() == path
-    manifest = read_manifest(path)
-    verify_digests(path, manifest.files)
-    assert {"weights.pt", "trainer_state.json", "exact.json"} == set(manifest.files)
-    assert (manifest.train_call, manifest.global_batch, manifest.scheduled) == (call, 8, True)
-    assert torch.equal(torch.load(path / "weights.pt")["weight"], staged.trainer.model.weight)
-    assert staged.taken == [(5, staged.snapshots.cost_seconds)]
 
 
 def test_a_relative_output_directory_is_resolved_at_the_start(
@@ -71,24 +33,6 @@ def test_a_relative_output_directory_is_resolved_at_the_start(
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
     assert guarded.drain() == tmp_path / "out" / "checkpoint-5"
-
-
-class CopyCallback(TrainerCallback):  # type: ignore[misc]
-    """A callback of the script that reads the checkpoint."""
-
-    def on_save(self, *args: Any, **kwargs: Any) -> None:
-        """Read the checkpoint."""
-
-
-def test_a_callback_that_reads_the_checkpoint_finds_it_on_disk(
-    staged: Guarded, polls: list[Callable[[], Any]]
-) -> None:
-    """The save returns when the checkpoint is durable."""
-    staged.trainer.callback_handler.callbacks = [TrainerCallback(), CopyCallback()]
-    polls += [lambda: None, staged.drain, lambda: None]
-    path = staged.save(5)
-    verify_digests(path, read_manifest(path).files)
-    assert len(staged.trainer.seen) == 1
 
 
 def test_the_script_does_not_notice_a_required_snapshot(either: Guarded, out: Path) -> None:

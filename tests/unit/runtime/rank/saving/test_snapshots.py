@@ -51,18 +51,6 @@ def test_a_drained_snapshot_has_the_bytes_that_the_trainer_would_have_written(
     assert torch.equal(torch.load(out / "checkpoint-5/optimizer.pt")["step"], torch.arange(1000.0))
 
 
-def test_memory_is_reused(snapshots: Snapshots, trainer: SnapshotTrainer) -> None:
-    """Two slots and their files are enough for any number of snapshots."""
-    kept = set()
-    for step in range(1, 8):
-        assert take(snapshots, trainer, step, scheduled=False) == TAKEN
-        for slot in snapshots.staging.slots:
-            for path in slot.files.glob("*/optimizer.pt"):
-                kept.add((slot.index, path.stat().st_ino))
-    assert [index for index, _ in sorted(kept)] == [0, 1]
-    assert steps(snapshots) == [7, 6]
-
-
 def test_memory_is_allocated_before_the_first_snapshot(
     snapshots: Snapshots, trainer: SnapshotTrainer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -97,27 +85,6 @@ def test_the_slot_is_locked_while_it_is_written(
     assert during == [(True, None)]
     assert snapshots.cost_seconds == pytest.approx(0.25)
     assert not busy(slot)
-
-
-def test_ranks_write_after_the_slot_is_empty_and_it_is_complete_after_all_have_written(
-    snapshots: Snapshots, trainer: SnapshotTrainer, session: Any
-) -> None:
-    """One vote comes before the copy, one after it."""
-    slot = snapshots.staging.slots[0]
-    slot.begin_snapshot()
-    (slot.files / "old").write_bytes(b"old")
-    order: list[Any] = []
-
-    def answer(values: list[int]) -> list[int]:
-        files = sorted(path.name for path in slot.files.rglob("*"))
-        order.append((len(files), slot.read_snapshot() is not None))
-        return values
-
-    session.votes = ScriptedVotes(answer)
-    trainer.during = lambda: order.append("written")
-    take(snapshots, trainer)
-    assert order == [(1, False), "written", (4, False)]
-    assert slot.read_snapshot() is not None
 
 
 # ---- lack of memory ----

@@ -6,10 +6,8 @@ Only a snapshot that cannot be read is broken.
 from __future__ import annotations
 
 import errno
-import os
-import resource
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -24,8 +22,6 @@ from support.builders.runtime.drained_slots import (
 )
 from support.slots import fill, snapshot
 
-from grpo_run.runtime.checkpoints.digests import verify_digests
-from grpo_run.runtime.checkpoints.manifest import read_manifest
 from grpo_run.runtime.errors import CheckpointError
 from grpo_run.runtime.rank.saving._spare_files import allocate
 from grpo_run.runtime.snapshots import _drain_worker as drain_worker
@@ -69,32 +65,6 @@ def test_the_slot_is_locked_during_the_drain(staging: StagingArea, out: Path) ->
     shutil.rmtree(staging.slots[0].files)
     expect_failed(drain_slot(staging))
     assert not staging.slots[0].busy
-
-
-@pytest.fixture
-def limit_file_size() -> Iterator[Callable[[int], None]]:
-    """Limit the size of files that this process can write, so that the kernel refuses real writes."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    yield lambda size_bytes: resource.setrlimit(resource.RLIMIT_FSIZE, (size_bytes, before[1]))
-    resource.setrlimit(resource.RLIMIT_FSIZE, before)
-
-
-def test_a_failed_write_leaves_no_files(
-    staging: StagingArea, out: Path, limit_file_size: Callable[[int], None]
-) -> None:
-    """The older checkpoint is unchanged."""
-    fill(staging.slots[0], snapshot(out, 4))
-    expect_published(drain_slot(staging))
-    fill(staging.slots[0], snapshot(out, 5, limit=1))
-    limit_file_size(800)
-    reply = expect_failed(drain_slot(staging))
-    limit_file_size(resource.RLIM_INFINITY)
-    assert (reply.step, reply.full, reply.broken) == (5, False, False)
-    assert reply.reason
-    assert os.listdir(out) == ["checkpoint-4"]
-    verify_digests(out / "checkpoint-4", read_manifest(out / "checkpoint-4").files)
-    expect_published(drain_slot(staging))
-    assert os.listdir(out) == ["checkpoint-5"]
 
 
 @pytest.mark.parametrize(

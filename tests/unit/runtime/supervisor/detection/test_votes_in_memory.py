@@ -150,26 +150,6 @@ def test_a_vote_that_is_not_waited_for_blocks_nobody(ranks: Ranks) -> None:
     assert ranks.board.collective_log(0)[0].completed
 
 
-def test_different_decisions_at_one_number_are_a_proved_mismatch(ranks: Ranks) -> None:
-    """One rank votes on a step, the other decides something else: both wait, and both are named in the
-    sentence.
-    """
-    zero, one = ranks.groups
-    for group in (zero, one):
-        group.start(Vote(step=1))
-    zero.collect()
-    one.collect()
-    zero.start(Vote(step=2))
-    ranks.run(zero.collect)
-    ranks.run(lambda: one.gather([1, 2]))
-    ranks.wait_until_blocked(0, 1)
-    found = ranks.proved()
-    assert found is not None
-    assert found.cause is Cause.collective_mismatch
-    assert "#2 of group grpo_run/vote" in str(found.mismatch)
-    assert not ranks.errors
-
-
 def test_a_wait_for_a_rank_that_has_exited_is_proved(ranks: Ranks) -> None:
     """Nobody else notices it: there is no connection that breaks."""
     zero, one = ranks.groups
@@ -200,15 +180,6 @@ def test_a_rank_whose_log_no_longer_has_the_group_counts_by_the_board(ranks: Ran
     assert ranks.proved(exited=(1,)) is not None
 
 
-def test_a_rank_that_has_voted_is_not_taken_for_missing(ranks: Ranks) -> None:
-    """It has exited after the vote that the other still collects; the other can go on."""
-    zero, one = ranks.groups
-    zero.start(Vote(step=1))
-    one.start(Vote(step=1))
-    assert ranks.proved(exited=(1,)) is None
-    assert zero.collect() is not None
-
-
 def test_a_collective_of_the_script_without_a_record_still_makes_a_rank_unknown(ranks: Ranks) -> None:
     """Torch's recorder has nothing of it, so it may lack others too; votes alone are complete on the
     board.
@@ -219,15 +190,6 @@ def test_a_collective_of_the_script_without_a_record_still_makes_a_rank_unknown(
     log = ranks.recorders[0]
     log.log_own("0", 1, "allreduce", Shape(), Handle(), members=0b11)
     assert ranks.positions()[0].records is None
-
-
-def test_a_short_time_limit_is_not_a_hang(tmp_path: Path) -> None:
-    """The vote fails by itself soon (`--vote-timeout`)."""
-    ranks = Ranks(tmp_path / "board.mmap", timeout_seconds=5.0)
-    ranks.run(lambda: ranks.groups[0].maximum(1))
-    ranks.wait_until_blocked(0)
-    assert ranks.proved(exited=(1,)) is None
-    ranks.end()
 
 
 def test_a_thread_in_a_vote_is_reported_as_waiting(ranks: Ranks) -> None:

@@ -10,10 +10,8 @@ from pathlib import Path
 
 import pytest
 from support.builders.runtime.supervised_run import SupervisedRun
-from support.journal import event
 
 from grpo_run.runtime.errors import RunDirectoryError
-from grpo_run.runtime.history.journal import Journal
 from grpo_run.runtime.history.lifecycle import RunState
 from grpo_run.runtime.launch.config import Budget
 from grpo_run.runtime.processes.agent import Directive
@@ -56,20 +54,6 @@ def test_a_run_whose_first_event_cannot_be_written_does_not_begin(
     monkeypatch.setattr(os, "write", full)
     with pytest.raises(RunDirectoryError, match="free some space"):
         run.supervisor.begin(world_size_local=2, accept_change=False)
-
-
-def test_an_event_that_the_disk_refuses_is_applied_after_those_of_ranks(
-    start: Callable[..., SupervisedRun], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A snapshot that was complete before the fault does not refill the budget after it."""
-    run = start(step=7)
-    rank = Journal(run.directory.journal, "run-1")
-    rank.attempt = 0
-    rank.write(event("checkpoint_staged", rank=0, step=7, train_call=1, scheduled=False, seconds=0.1))
-    monkeypatch.setattr(os, "write", full)
-    assert run.poll(run.ranks.exit(0, signal=9)) is Directive.restart
-    assert run.supervisor.history.failures_without_progress == 1
-    assert run.supervisor.history.snapshot_step == 7
 
 
 def full(descriptor: int, data: bytes) -> int:

@@ -90,21 +90,6 @@ def test_without_a_request_nothing_is_saved_or_stopped(loop: Loop) -> None:
     assert (loop.saved, loop.stopped_at, loop.saver.stopping) == ([], None, False)
 
 
-@pytest.mark.parametrize("hooks", [True, False])
-def test_a_save_request_makes_one_checkpoint(session: Any, hooks: bool) -> None:
-    """Later steps do not repeat it."""
-    loop = Loop(session, hooks_before_optimizer=hooks)
-    loop.begin()
-    session.board.request_save()
-    for _ in range(4):
-        loop.step()
-    assert loop.saved == [2]
-    session.board.request_save()
-    for _ in range(3):
-        loop.step()
-    assert loop.saved == [2, 6]
-
-
 def test_a_save_request_before_the_call_is_served_once(session: Any, requests: UserRequests) -> None:
     """Requests are counted over all calls of the attempt: the next call does not repeat the save."""
     session.board.request_save()

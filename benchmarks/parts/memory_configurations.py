@@ -1,6 +1,6 @@
 """Configurations on which predicted memory is compared with real runs. None of them was used to fit anything.
 
-Used by `tests/integration/test_memory_prediction.py` and `benchmarks/memory_prediction.py`.
+Data of `benchmarks/memory_prediction.py`; `tests/integration/test_memory_prediction.py` has jobs of its own.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ SMALLER: tuple[dict[str, Any], ...] = (
 )
 """What the largest shape changes of each corner, so that it needs at most 8 GiB."""
 DEEP = "layers=7,hidden=128,heads=4,kv-heads=2,intermediate=352,vocabulary=4000"
-"""Deep enough to be extrapolated, and small enough for every test."""
+"""Deep enough to be extrapolated, and small enough for a CPU."""
 _SFT = {"algorithm": "sft", "prompt": 0}
 OTHER_JOBS: dict[str, dict[str, Any]] = {
     "LoRA": {"model": DEEP, "batch": 4, "prompt": 24, "completion": 72, "lora_rank": 8},
@@ -73,25 +73,6 @@ OTHER_JOBS: dict[str, dict[str, Any]] = {
     },
 }  # fmt: skip
 """Other trainers, adapters, and Mixtral with 8 experts, on a CPU."""
-_GENERATED = {"generated": True, "live": True, "model": DEEP, "batch": 4, "prompt": 24, "completion": 72}
-LIVE_JOBS: dict[str, dict[str, Any]] = {
-    "autocast, a reference": {**_GENERATED, "reference": True},
-    "ZeRO-3, 2 ranks": {**_GENERATED, "layout": "zero3", "ranks": 2},
-    "GPT-2, fp32": {
-        **_GENERATED, "model": SHAPES["GPT-2, 8 layers of 256"], "prompt": 64, "completion": 32,
-        "autocast": False,
-    },
-    "bf16 weights, long prompts, no checkpointing": {
-        **_GENERATED, "prompt": 256, "completion": 24, "weights": "bfloat16", "rescored": True,
-        "checkpointing": False,
-    },
-    "LoRA": {**_GENERATED, "lora_rank": 8},
-    "RLOO, two accumulated micro-batches": {
-        **_GENERATED, "algorithm": "rloo", "rescored": True, "reference": True, "accumulation": 2,
-        "rollout_batches": 2,
-    },
-}  # fmt: skip
-"""Jobs whose model generates, which are compared in every phase, with the live bytes of each."""
 GPU_SHAPES = {
     "GPT-2, 124 M": "type=gpt2,layers=12,hidden=768,heads=12,vocabulary=50257,positions=1024",
     "Llama, 360 M": (
