@@ -109,22 +109,21 @@ def vote_rank(rank: int, port: int, folder: str, transport: str, number: int, an
     from grpo_run.runtime.rank.collective_recorder import Recorder
     from grpo_run.runtime.rank.gloo_transport import GlooTransport
     from grpo_run.runtime.rank.transport import SharedMemoryTransport, Transport
-    from grpo_run.runtime.rank.unseen_collectives import OwnLog
     from grpo_run.runtime.rank.vote import Vote, VoteGroup
 
     torch.set_num_threads(1)
     name = "grpo_run/vote"
     shared = Board.open(Path(folder) / "votes.mmap", writable=True)
     slot = shared.writer(rank, rank=rank, pid=os.getpid(), attempt=0)
-    log = OwnLog(Recorder(slot), name, world_size=RANKS)
+    common = {"name": name, "rank": rank, "timeout_seconds": 60.0, "recorder": Recorder(slot)}
     chosen: Transport
     if transport == "board":
         exchange = shared.exchange(rank, attempt=0, channel=name)
         assert exchange is not None
-        chosen = SharedMemoryTransport(exchange, rank=rank, timeout_seconds=60.0, log=log)
+        chosen = SharedMemoryTransport(exchange, **common)
     else:
         store = TCPStore("127.0.0.1", port, is_master=False, timeout=timedelta(seconds=60))
-        chosen = GlooTransport(store, rank=rank, world_size=RANKS, name=name, timeout_seconds=60.0, log=log)
+        chosen = GlooTransport(store, world_size=RANKS, **common)
     votes = VoteGroup(chosen)
     step = 0
 

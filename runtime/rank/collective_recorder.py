@@ -7,8 +7,9 @@ Facts about a process group are read once per group. `worker_server.py` publishe
 
 Collectives that C++ issues, such as DDP's gradient all-reduces, appear only in torch's Flight Recorder;
 `backward` logs each DDP backward pass as a whole. Sends and receives are counted and not logged: they
-advance Gloo's sequence number of the group, and not the Flight Recorder's. Does not change what a
-collective does.
+advance Gloo's sequence number of the group, and not the Flight Recorder's. `OwnLog` logs grpo-run's own
+collectives like those of the script, so that a rank that waits in one is seen, and a deadlock proved, in
+the same way. Does not change what a collective does.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from types import CodeType, FrameType, MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 from grpo_run.runtime.board import exchange
 from grpo_run.runtime.board.collective_log import ROOTED_OPERATIONS, Description, describe
@@ -385,51 +386,6 @@ class Recorder:
         self._groups[found.name] = self._by_identity[id(group)] = found
         return found, previous is not None
 
-    def log_own(
-        self,
-        group: str,
-        sequence: int,
-        operation: str,
-        tensor: Any,
-        work: Any,
-        *,
-        members: int,
-        limited: bool = False,
-    ) -> int:
-        """Log a collective of grpo-run's own groups, which torch's Python layer does not know.
-
-        Args:
-            tensor: the input, or whatever has its shape and dtype.
-            work: the handle that torch returned; None for a collective in memory, which torch does not know
-                at all.
-            members: global ranks of the group as a bit mask; 0 beyond 64 ranks.
-            limited: it will soon time out by itself.
-
-        Returns:
-            The number of the entry, for `mark`; 0 if it could not be logged.
-        """
-        self._own_groups[group] = sequence
-        try:
-            number = self._log.add(
-                self._calls.describe(group, operation, [tensor], sys._getframe(1)),
-                sequence=sequence,
-                step=self._slot.step + 1,
-                members=members,
-                limited=limited,
-                in_memory=work is None,
-            )
-        except Exception as error:  # noqa: BLE001 - the vote must not fail with its log entry
-            self._warn_once("a vote", error)
-            return 0
-        if work is not None:
-            self.track(work, number, True)
-        return number
-
-    def mark(self, number: int, progress: CollectiveProgress) -> None:
-        """Set the progress of an entry of `log_own`; ignore number 0."""
-        if number:
-            self._log.mark(number, progress)
-
     @contextlib.contextmanager
     def backward(self, model: Any) -> Iterator[None]:
         """Log a DDP backward pass as one entry, which starts at the group's next sequence number.
@@ -453,3 +409,119 @@ class Recorder:
                 number, sequence, _, _, facts = call
                 self._log.amend(number, count=facts.issued(model.process_group) - sequence + 1)
                 self._log.mark(number, CollectiveProgress.completed)
+
+
+class OwnLog:
+    """The log of one group of grpo-run's own, which has all ranks as members.
+
+    Torch's Python layer does not know the group. Torch knows nothing at all of a collective in memory, so its
+    transport also reports each change (`waits`, `completed`). Called by the transports (`transport.py`,
+    `gloo_transport.py`).
+
+    Args:
+        recorder: writes the log of this rank.
+        group: name of the group.
+        world_size: number of ranks.
+        limited: a collective in memory times out too soon for a hang.
+    """
+
+    def __init__(self, recorder: Recorder, group: str, *, world_size: int, limited: bool = False) -> None:
+        self._recorder = recorder
+        self._group = group
+        self._members = (1 << world_size) - 1 if world_size <= 64 else 0
+        self._limited = limited
+
+    def issued(self, sequence: int, operation: str, tensor: Any, work: Any = None) -> int:
+        """Log a collective.
+
+        Args:
+            sequence: its number in the group, from 1.
+            operation: name of the process group method of torch.
+            tensor: the input, or whatever has its shape and dtype.
+            work: the handle that torch returned; None for a collective in memory, which is about to start.
+
+        Returns:
+            The number of the entry; 0 if it could not be logged.
+        """
+        recorder = self._recorder
+        recorder._own_groups[self._group] = sequence
+        try:
+            number = recorder._log.add(
+                recorder._calls.describe(self._group, operation, [tensor], sys._getframe(1)),
+                sequence=sequence,
+                step=recorder._slot.step + 1,
+                members=self._members,
+                limited=self._limited,
+                in_memory=work is None,
+            )
+        except Exception as error:  # noqa: BLE001 - the vote must not fail with its log entry
+            recorder._warn_once("a vote", error)
+            return 0
+        if work is not None:
+            recorder.track(work, number, True)
+        return number
+
+    @contextlib.contextmanager
+    def waits(self, number: int) -> Iterator[None]:
+        """Mark a collective in memory as waited for by the calling thread, for the length of the block."""
+        thread = threading.get_ident()
+        self._mark(number, CollectiveProgress.waiting)
+        if number and not self._limited:
+            self._recorder.waiting.add(thread)
+        try:
+            yield
+        finally:
+            self._recorder.waiting.discard(thread)
+            # not completed if it raises, but no thread waits any more
+            self._mark(number, CollectiveProgress.enqueued)
+
+    def completed(self, number: int) -> None:
+        """Mark a collective in memory as completed."""
+        self._mark(number, CollectiveProgress.completed)
+
+    def _mark(self, number: int, progress: CollectiveProgress) -> None:
+        if number:  # else there is no entry
+            self._recorder._log.mark(number, progress)
+
+
+class Integers(NamedTuple):
+    """Stands for a tensor of 64-bit integers."""
+
+    shape: tuple[int, ...]
+    dtype: str = "int64"
+
+
+def log_backward_passes(recorder: Recorder, module: Any) -> None:
+    """Log the backward passes of DDP models of the script's own loops, whose all-reduces C++ issues.
+
+    Wraps `torch.autograd.backward` and the constructor of `DistributedDataParallel`; call it once per
+    process, when torch is imported. `runtime/rank/hooks/train_call.py` logs a Trainer's passes: it
+    knows when gradients are synchronized.
+
+    Args:
+        recorder: writes the log.
+        module: the module `torch.nn.parallel.distributed`.
+    """
+    import torch
+
+    models: weakref.WeakSet[Any] = weakref.WeakSet()
+    original_init = module.DistributedDataParallel.__init__
+    original_backward: Any = torch.autograd.backward
+
+    @functools.wraps(original_init)
+    def init(model: Any, *args: Any, **kwargs: Any) -> None:
+        original_init(model, *args, **kwargs)
+        models.add(model)
+
+    @functools.wraps(original_backward)
+    def backward(*args: Any, **kwargs: Any) -> Any:
+        if not models or threading.get_ident() in recorder.in_backward:
+            return original_backward(*args, **kwargs)
+        groups = {id(model.process_group): model for model in models if model.require_backward_grad_sync}
+        with contextlib.ExitStack() as logged:
+            for model in groups.values():
+                logged.enter_context(recorder.backward(model))
+            return original_backward(*args, **kwargs)
+
+    module.DistributedDataParallel.__init__ = init
+    torch.autograd.backward = backward

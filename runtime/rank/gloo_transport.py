@@ -1,7 +1,7 @@
 """Votes between nodes: a Gloo group of grpo-run's own.
 
 It is independent of the script's default process group: it exists before and after that group, and a hung
-NCCL collective cannot block it. Called by `vote.py`.
+NCCL collective cannot block it. Made by `session.py`.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ import torch.distributed as dist
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from torch.distributed.distributed_c10d import PrefixStore
 
+from grpo_run.runtime.rank.collective_recorder import OwnLog, Recorder
 from grpo_run.runtime.rank.transport import Finish, Operation
-from grpo_run.runtime.rank.unseen_collectives import OwnLog
 from grpo_run.runtime.upstream import process_names
 
 
@@ -44,16 +44,16 @@ class GlooTransport:
         rank, world_size: as in torch.
         name: of the group, and its key prefix in the store.
         timeout_seconds: for one collective, from its start.
-        log: where the collectives are logged.
+        recorder: logs the collectives.
     """
 
     most_values = sys.maxsize
 
     def __init__(
-        self, store: Any, *, rank: int, world_size: int, name: str, timeout_seconds: float, log: OwnLog
+        self, store: Any, *, rank: int, world_size: int, name: str, timeout_seconds: float, recorder: Recorder
     ) -> None:
         self._world_size = world_size
-        self._log = log
+        self._log = OwnLog(recorder, name, world_size=world_size)
         self._sequence = 0
         self._options = dist.AllreduceOptions()
         self._options.reduceOp = dist.ReduceOp(dist.ReduceOp.MAX)

@@ -27,13 +27,13 @@ from grpo_run.runtime.history.run_directory import RunDirectory
 from grpo_run.runtime.launch.config import RunConfig
 from grpo_run.runtime.launch.imported_files import ImportedFiles
 from grpo_run.runtime.launch.rank_settings import RankSettings
-from grpo_run.runtime.rank.collective_recorder import Recorder
+from grpo_run.runtime.rank.collective_recorder import Recorder, log_backward_passes
 from grpo_run.runtime.rank.heartbeat import start_heartbeat
 from grpo_run.runtime.rank.memory.device import DeviceMemory
 from grpo_run.runtime.rank.memory.garbage_collection import AutomaticCollection
 from grpo_run.runtime.rank.memory.phases import PhaseAccounting, ResidentMemory
-from grpo_run.runtime.rank.unseen_collectives import log_backward_passes
-from grpo_run.runtime.rank.vote import VoteGroup, connect_transport
+from grpo_run.runtime.rank.transport import SharedMemoryTransport, Transport
+from grpo_run.runtime.rank.vote import VoteGroup
 from grpo_run.runtime.rank.worker_server import serve_thread_reports, start_worker_server
 from grpo_run.runtime.upstream import torch_names
 from grpo_run.watchdog.evidence.stack_capture import STACK_SIGNAL
@@ -156,22 +156,35 @@ class Session:
     def connect_vote_group(self, name: str) -> VoteGroup:
         """Connect another vote group of all ranks. Collective; call it once for each name.
 
+        The ranks of one node use the board, those of several Gloo; a single rank needs no transport.
+
         Args:
             name: one of `runtime.board.exchange.CHANNELS`.
         """
-        group = VoteGroup(
-            connect_transport(
-                name,
+        # a peer may be a whole rollout behind
+        timeout_seconds = self.config.timeouts.vote_seconds
+        transport: Transport | None = None
+        if 1 < self.world_size == self.local_world_size:
+            transport = SharedMemoryTransport(
+                self.board.exchange(self.rank, attempt=self.settings.attempt, channel=name),
+                name=name,
+                rank=self.rank,
+                timeout_seconds=timeout_seconds,
+                recorder=self.recorder,
+            )
+        elif self.world_size > 1:
+            # imports torch, which takes seconds in a fresh interpreter
+            from grpo_run.runtime.rank.gloo_transport import GlooTransport, attempt_store
+
+            transport = GlooTransport(
+                attempt_store(CONNECT_SECONDS),
                 rank=self.rank,
                 world_size=self.world_size,
-                local_world_size=self.local_world_size,
-                board=self.board,
-                attempt=self.settings.attempt,
+                name=name,
+                timeout_seconds=timeout_seconds,
                 recorder=self.recorder,
-                connect_seconds=CONNECT_SECONDS,
-                timeout_seconds=self.config.timeouts.vote_seconds,
             )
-        )
+        group = VoteGroup(transport)
         self._vote_groups.append(group)
         return group
 

@@ -23,7 +23,8 @@ from typing import Protocol
 
 from grpo_run.runtime.board.exchange import MAX_MESSAGE_BYTES, Exchange, Message
 from grpo_run.runtime.errors import ConsensusError
-from grpo_run.runtime.rank.unseen_collectives import Integers, OwnLog
+from grpo_run.runtime.rank.collective_recorder import Integers, OwnLog, Recorder
+from grpo_run.watchdog.deadlocks.positions import MIN_TIMEOUT_SECONDS
 
 Finish = Callable[[], list[list[int]]]
 """Waits for a collective and returns its rows: of each rank, by rank, or a single row with the maximum of
@@ -75,19 +76,23 @@ class SharedMemoryTransport:
 
     Args:
         exchange: the channel.
+        name: of the group.
         rank: this rank.
         timeout_seconds: for one collective, from its start.
-        log: where the collectives are logged.
+        recorder: logs the collectives.
     """
 
     most_values = MAX_MESSAGE_BYTES // 8
 
-    def __init__(self, exchange: Exchange, *, rank: int, timeout_seconds: float, log: OwnLog) -> None:
+    def __init__(
+        self, exchange: Exchange, *, name: str, rank: int, timeout_seconds: float, recorder: Recorder
+    ) -> None:
         self._exchange = exchange
         self._peers = [peer for peer in range(exchange.ranks) if peer != rank]
         self._rank = rank
         self._timeout_seconds = timeout_seconds
-        self._log = log
+        limited = timeout_seconds < MIN_TIMEOUT_SECONDS
+        self._log = OwnLog(recorder, name, world_size=exchange.ranks, limited=limited)
         self._sequence = 0
 
     def start(self, operation: Operation, values: list[int]) -> Finish:

@@ -3,8 +3,7 @@
 All ranks start a vote when their optimizer step is done and collect it before the next one, so
 communication overlaps with work. A `Vote` is encoded as a vector of integers. An all-reduce by MAX shows
 whether all ranks finished the same step with the same phases (maximum and minimum must agree), and combines
-their flags by logical OR. `connect_transport` chooses the transport: the board on one node, Gloo between
-several.
+their flags by logical OR. `session.py` connects the groups.
 
 Called by `runtime/rank/step/step_vote.py` (`start`, `collect`), by everything that decides collectively
 (`maximum`, `gather`), and by `consensus.py`. Every rank must make the same calls in the same order.
@@ -16,12 +15,8 @@ import time
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeVar
 
-from grpo_run.runtime.board.board import Board
 from grpo_run.runtime.errors import ConsensusError
-from grpo_run.runtime.rank.collective_recorder import Recorder
-from grpo_run.runtime.rank.transport import Detached, Finish, Operation, SharedMemoryTransport, Transport
-from grpo_run.runtime.rank.unseen_collectives import OwnLog
-from grpo_run.watchdog.deadlocks.positions import MIN_TIMEOUT_SECONDS
+from grpo_run.runtime.rank.transport import Detached, Finish, Operation, Transport
 
 
 class Flags(NamedTuple):
@@ -225,47 +220,3 @@ class VoteGroup:
 
 def _maxima(rows: list[list[int]]) -> list[int]:
     return [max(column) for column in zip(*rows, strict=True)]
-
-
-def connect_transport(
-    name: str,
-    *,
-    rank: int,
-    world_size: int,
-    local_world_size: int,
-    board: Board,
-    attempt: int,
-    recorder: Recorder,
-    connect_seconds: float,
-    timeout_seconds: float,
-) -> Transport | None:
-    """Return the transport of a group: the board if all ranks share it, otherwise Gloo; None for a single
-    rank.
-
-    Args:
-        name: of the group, one of `runtime.board.exchange.CHANNELS`.
-        rank, world_size, local_world_size: as in torch elastic's environment variables.
-        board: of this node, writable.
-        attempt: the attempt.
-        recorder: logs the collectives.
-        connect_seconds: time limit for all ranks to connect.
-        timeout_seconds: time limit of one collective. A peer may be a whole rollout behind.
-    """
-    if world_size == 1:
-        return None
-    if local_world_size == world_size:
-        exchange = board.exchange(rank, attempt=attempt, channel=name)
-        limited = timeout_seconds < MIN_TIMEOUT_SECONDS
-        log = OwnLog(recorder, name, world_size=world_size, limited=limited)
-        return SharedMemoryTransport(exchange, rank=rank, timeout_seconds=timeout_seconds, log=log)
-    # imports torch, which takes seconds in a fresh interpreter
-    from grpo_run.runtime.rank.gloo_transport import GlooTransport, attempt_store
-
-    return GlooTransport(
-        attempt_store(connect_seconds),
-        rank=rank,
-        world_size=world_size,
-        name=name,
-        timeout_seconds=timeout_seconds,
-        log=OwnLog(recorder, name, world_size=world_size),
-    )

@@ -12,8 +12,7 @@ from torch.nn.parallel import DistributedDataParallel, distributed
 from grpo_run.runtime.board.board import Board
 from grpo_run.runtime.board.collective_log import is_in_backward
 from grpo_run.runtime.board.slot_writer import SlotWriter
-from grpo_run.runtime.rank.collective_recorder import Recorder
-from grpo_run.runtime.rank.unseen_collectives import log_backward_passes
+from grpo_run.runtime.rank.collective_recorder import Recorder, log_backward_passes
 from grpo_run.watchdog.deadlocks.collectives import BACKWARD, Collective
 
 

@@ -17,7 +17,6 @@ from grpo_run.runtime.errors import ConsensusError
 from grpo_run.runtime.rank.collective_recorder import Recorder
 from grpo_run.runtime.rank.gloo_transport import GlooTransport
 from grpo_run.runtime.rank.transport import SharedMemoryTransport, Transport
-from grpo_run.runtime.rank.unseen_collectives import OwnLog
 from grpo_run.runtime.rank.vote import Flags, Vote, VoteGroup, VoteResult
 
 Connect = Callable[[], Transport]
@@ -61,16 +60,18 @@ def transports(kind: str, ranks: int, tmp_path: Path, timeout_seconds: float = 3
     connected = []
     for rank in range(ranks):
         recorder = Recorder(board.writer(rank, rank=rank, pid=rank, attempt=0))
-        common = {"rank": rank, "timeout_seconds": timeout_seconds}
-        log = OwnLog(recorder, "grpo_run/vote", world_size=ranks)
+        common = {
+            "name": "grpo_run/vote",
+            "rank": rank,
+            "timeout_seconds": timeout_seconds,
+            "recorder": recorder,
+        }
         if kind == "memory":
             exchange = board.exchange(rank, attempt=0, channel="grpo_run/vote")
             assert exchange is not None
-            connect: Connect = functools.partial(SharedMemoryTransport, exchange, log=log, **common)
+            connect: Connect = functools.partial(SharedMemoryTransport, exchange, **common)
         else:
-            connect = functools.partial(
-                GlooTransport, store, world_size=ranks, name="grpo_run/vote", log=log, **common
-            )
+            connect = functools.partial(GlooTransport, store, world_size=ranks, **common)
         connected.append(connect)
     return connected
 

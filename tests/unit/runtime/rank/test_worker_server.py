@@ -13,7 +13,7 @@ import torch
 
 from grpo_run.runtime.board.slot_writer import SlotWriter
 from grpo_run.runtime.rank import worker_server
-from grpo_run.runtime.rank.collective_recorder import Recorder
+from grpo_run.runtime.rank.collective_recorder import OwnLog, Recorder
 from grpo_run.runtime.rank.heartbeat import start_heartbeat
 from grpo_run.runtime.rank.worker_server import report_threads
 from grpo_run.runtime.upstream import torch_names
@@ -121,7 +121,7 @@ def test_a_thread_that_runs_other_code_inside_a_wait_may_act(
 
     recorder.install(SimpleNamespace(ProcessGroup=type("ProcessGroup", (), {}), Work=Work))
     work = Work()
-    recorder.log_own("grpo_run/vote", 4, "allreduce", torch.ones(8), work, members=0b11)
+    OwnLog(recorder, "grpo_run/vote", world_size=2).issued(4, "allreduce", torch.ones(8), work)
     thread = started(work.wait)
     inside.wait(10)
     assert thread.ident in recorder.waiting

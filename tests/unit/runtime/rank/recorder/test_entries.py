@@ -13,7 +13,7 @@ from support.collective_entries import add_entry
 
 from grpo_run.runtime.board.board import Board
 from grpo_run.runtime.board.slot_writer import SlotWriter
-from grpo_run.runtime.rank.collective_recorder import MAX_TENSORS, Recorder
+from grpo_run.runtime.rank.collective_recorder import MAX_TENSORS, OwnLog, Recorder
 from grpo_run.runtime.upstream import torch_names
 from grpo_run.watchdog.deadlocks.collectives import operation_name
 
@@ -105,7 +105,7 @@ def test_every_method_name_fits_an_entry(board: Board, slot: SlotWriter, name: s
 
 def test_a_vote_is_logged_under_its_own_group(recorder: Recorder, board: Board) -> None:
     """Torch's Python layer does not know that group."""
-    recorder.log_own("grpo_run/vote", 7, "allreduce", torch.ones(8), Handle(), members=0b101)
+    OwnLog(recorder, "grpo_run/vote", world_size=3).issued(7, "allreduce", torch.ones(8), Handle())
     (entry,) = entries(board)
     assert (entry.group, entry.sequence, entry.operation) == ("grpo_run/vote", 7, "all_reduce")
-    assert (entry.members, entry.sizes, entry.dtypes) == ((0, 2), ((8,),), ("Float",))
+    assert (entry.members, entry.sizes, entry.dtypes) == ((0, 1, 2), ((8,),), ("Float",))

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from support.builders.trainers.recorded_collectives import Handle, entries
 
 from grpo_run.runtime.board.board import Board
-from grpo_run.runtime.rank.collective_recorder import MAX_TRACKED, Recorder
+from grpo_run.runtime.rank.collective_recorder import MAX_TRACKED, OwnLog, Recorder
 from grpo_run.watchdog.deadlocks.collectives import Collective, CollectiveProgress
 
 
@@ -54,7 +54,7 @@ def issue(recorder: Recorder, board: Board, monkeypatch: pytest.MonkeyPatch) -> 
 
     def run(*errors: Exception | None, on_host: bool = True, limited: bool = False) -> Waited:
         work = Waited(board, recorder, *errors)
-        number = recorder.log_own("grpo_run/vote", 1, "allreduce", torch.ones(8), work, members=0b11)
+        number = OwnLog(recorder, "grpo_run/vote", world_size=2).issued(1, "allreduce", torch.ones(8), work)
         recorder.track(work, number, on_host, limited)
         return work
 

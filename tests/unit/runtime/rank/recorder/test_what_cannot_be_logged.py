@@ -14,7 +14,7 @@ from support.builders.trainers.recorded_collectives import Handle, entries
 from torch._C import _distributed_c10d as c10d
 
 from grpo_run.runtime.board.board import Board
-from grpo_run.runtime.rank.collective_recorder import Recorder
+from grpo_run.runtime.rank.collective_recorder import OwnLog, Recorder
 from grpo_run.watchdog.deadlocks.collectives import CollectiveProgress
 
 
@@ -104,8 +104,9 @@ def test_a_vote_that_cannot_be_logged_is_issued(
         raise OddError("no")
 
     monkeypatch.setattr(recorder._calls, "describe", fail)
+    log = OwnLog(recorder, "grpo_run/vote", world_size=2)
     for sequence in (1, 2):
-        recorder.log_own("grpo_run/vote", sequence, "allreduce", torch.ones(8), Handle(), members=0b11)
+        log.issued(sequence, "allreduce", torch.ones(8), Handle())
     assert warnings == ["a vote could not be logged (OddError: no); other collectives may be missing too"]
     assert recorder._tracked == {}
 
@@ -118,6 +119,6 @@ def test_a_handle_that_cannot_be_tracked_is_returned(recorder: Recorder, warning
 
         __slots__ = ()
 
-    recorder.log_own("grpo_run/vote", 1, "allreduce", torch.ones(8), Slotted(), members=0b11)
+    OwnLog(recorder, "grpo_run/vote", world_size=2).issued(1, "allreduce", torch.ones(8), Slotted())
     assert len(warnings) == 1
     assert "a Work handle could not be logged (TypeError" in warnings[0]

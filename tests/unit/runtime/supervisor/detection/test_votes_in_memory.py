@@ -15,9 +15,9 @@ import pytest
 from grpo_run.runtime.board.board import Board
 from grpo_run.runtime.board.collective_log import is_blocked
 from grpo_run.runtime.board.exchange import Message
-from grpo_run.runtime.rank.collective_recorder import Recorder
-from grpo_run.runtime.rank.unseen_collectives import Integers, OwnLog
-from grpo_run.runtime.rank.vote import Vote, VoteGroup, connect_transport
+from grpo_run.runtime.rank.collective_recorder import Integers, OwnLog, Recorder
+from grpo_run.runtime.rank.transport import SharedMemoryTransport
+from grpo_run.runtime.rank.vote import Vote, VoteGroup
 from grpo_run.runtime.rank.worker_server import report_threads
 from grpo_run.runtime.supervisor.detection._collective_records import CollectiveRecords
 from grpo_run.runtime.supervisor.detection._local_ranks import LocalRanks
@@ -53,16 +53,12 @@ class Ranks:
     def connect(self, rank: int, board: Board, channel: str = "grpo_run/vote") -> VoteGroup:
         """Connect another group of a rank."""
         return VoteGroup(
-            connect_transport(
-                channel,
+            SharedMemoryTransport(
+                board.exchange(rank, attempt=0, channel=channel),
+                name=channel,
                 rank=rank,
-                world_size=2,
-                local_world_size=2,
-                board=board,
-                attempt=0,
-                recorder=self.recorders[rank],
-                connect_seconds=1.0,
                 timeout_seconds=self.timeout_seconds,
+                recorder=self.recorders[rank],
             )
         )
 
@@ -187,8 +183,7 @@ def test_a_collective_of_the_script_without_a_record_still_makes_a_rank_unknown(
     zero, _ = ranks.groups
     zero.start(Vote(step=1))
     assert ranks.positions()[0].records is not None
-    log = ranks.recorders[0]
-    log.log_own("0", 1, "allreduce", Shape(), Handle(), members=0b11)
+    OwnLog(ranks.recorders[0], "0", world_size=2).issued(1, "allreduce", Shape(), Handle())
     assert ranks.positions()[0].records is None
 
 
