@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -32,9 +31,7 @@ class GuardCallback(TrainerCallback):  # type: ignore[misc]
         ordinal: the number of the call, from 1.
         events: of the call's steps.
         control: puts the flags that callbacks set to the vote.
-        restoring: the call was finished in an earlier attempt and takes no steps now.
-        resumed_from: the checkpoint directory that `train()` loads, if any.
-        restored: the call as that checkpoint has it.
+        restored: the call as the checkpoint has it that `train()` loads, if any.
         record: what the journal records of the call besides its steps.
         loaded: called when everything is loaded.
     """
@@ -49,8 +46,6 @@ class GuardCallback(TrainerCallback):  # type: ignore[misc]
         exact: ExactState,
         facts: TrainerFacts,
         *,
-        restoring: bool = False,
-        resumed_from: Path | None = None,
         restored: RestoredCall | None = None,
         record: Mapping[str, Any] = MappingProxyType({}),
         loaded: Callable[[], None] = lambda: None,
@@ -62,15 +57,15 @@ class GuardCallback(TrainerCallback):  # type: ignore[misc]
         self._control = control
         self._exact = exact
         self._facts = facts
-        self._restoring = restoring
-        self._resumed_from = resumed_from
         self._restored = restored
         self._record = record
         self._loaded = loaded
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Restore the exact state and publish the call; the checkpoint's weights are loaded already."""
-        self._exact.begin(self._resumed_from)
+        restored = self._restored
+        restoring = restored is not None and restored.finished
+        self._exact.begin(restored.folder if restored is not None else None)
         self._loaded()
         # what one rollout takes at most; other trainers do not generate
         self._session.slot.generation_limit = float(self._facts.max_completion_length or math.nan)
@@ -78,12 +73,12 @@ class GuardCallback(TrainerCallback):  # type: ignore[misc]
             state.global_step,
             state.max_steps,
             record=self._record,
-            restoring=self._restoring,
+            restoring=restoring,
             engine_sleeps=self._facts.engine_sleeps,
         )
-        if self._restored is not None and not self._restoring:
+        if restored is not None and not restoring:
             self._saver.saved_step = state.global_step
-            self._restored.begin()
+            restored.begin()
 
     def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Record the sampler's state before it draws the epoch's order."""

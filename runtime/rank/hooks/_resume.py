@@ -10,6 +10,7 @@ import functools
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -93,25 +94,38 @@ def _epochs_without_batches(trainer: Any, over: Callable[[], bool]) -> Iterator[
 
 
 class RestoredCall:
-    """A call that goes on from a checkpoint, or was over at its step.
+    """A call that goes on from a checkpoint, was over at its step, or was finished in an earlier attempt.
 
     A callback may end a call early (early stopping), and transformers ends it at the last step. If a rank is
     killed after the checkpoint of that step, nothing would end the call again: it would take a step more than
     the undisturbed call. The events at the end of the epoch, which follow the step, are made up for.
 
     Args:
+        folder: the checkpoint directory that `train()` loads.
+        finished: the call was finished in an earlier attempt and takes no steps now.
         ignore_keys: of the evaluation, as the script gave them to `train()`.
     """
 
-    def __init__(self, trainer: Any, session: Session, exact: ExactState, ignore_keys: Any = None) -> None:
+    def __init__(
+        self,
+        trainer: Any,
+        session: Session,
+        exact: ExactState,
+        *,
+        folder: Path,
+        finished: bool,
+        ignore_keys: Any = None,
+    ) -> None:
+        self.folder = folder
+        self.finished = finished
         self._trainer = trainer
         self._session = session
         self._exact = exact
         self._ignore_keys = ignore_keys
-        self._over = False
+        self._over = finished
 
     def begin(self) -> None:
-        """Call when the exact state is restored. Collective.
+        """Call when the exact state of a call that is not finished is restored. Collective.
 
         A call that the script had ended on some ranks only is a fault, which a restart must not repeat.
         """

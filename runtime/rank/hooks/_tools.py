@@ -35,19 +35,10 @@ def mark_tools(trainer: Any, facts: TrainerFacts, session: Session) -> Iterator[
     call_tools = getattr(trainer, trainer_names.TOOL_CALLS, None) if facts.tools_available else None
     if (text := uneven_turns(facts)) is not None:
         session.warn(text)
-    asynchronous = _AsyncTools(session)
     with ExitStack() as marks:
         if call_tools is not None:
-            marks.enter_context(
-                override_attributes(
-                    trainer,
-                    **{
-                        trainer_names.TOOL_CALLS: _with_marked_tools(
-                            trainer, call_tools, session, asynchronous
-                        )
-                    },
-                )
-            )
+            marked = _with_marked_tools(trainer, call_tools, session)
+            marks.enter_context(override_attributes(trainer, **{trainer_names.TOOL_CALLS: marked}))
         single = getattr(trainer, trainer_names.ENVIRONMENT_LIST, None) or ()
         pools = getattr(trainer, trainer_names.ENVIRONMENTS, {"": single})
         for kind in {type(environment) for pool in pools.values() for environment in pool}:
@@ -91,22 +82,23 @@ class _AsyncTools:
         self._session = session
         self._running = 0
 
-    def mark(self, function: Callable[..., Any], name: str, session: Session) -> Callable[..., Any]:
+    def mark(self, function: Callable[..., Any], name: str) -> Callable[..., Any]:
         """Limit each call. TRL shows the error to the model as the tool's result, as for any exception of a
         tool.
         """
+        slot = self._session.slot
 
         @functools.wraps(function)
         async def limited(*args: Any, **kwargs: Any) -> Any:
             if not self._running:
-                session.slot.enter_callback(name)
+                slot.enter_callback(name)
             self._running += 1
             try:
                 return await self._limited(function(*args, **kwargs), name)
             finally:
                 self._running -= 1
                 if not self._running:
-                    session.slot.leave(Phase.callback)
+                    slot.leave(Phase.callback)
 
         setattr(limited, _MARKED, True)
         return limited
@@ -126,25 +118,25 @@ class _AsyncTools:
         raise TimeoutError(f"no answer within {limit_seconds:g} s")
 
 
-def _with_marked_tools(
-    trainer: Any, call_tools: Callable[..., Any], session: Session, asynchronous: _AsyncTools
-) -> Callable[..., Any]:
+def _with_marked_tools(trainer: Any, call_tools: Callable[..., Any], session: Session) -> Callable[..., Any]:
+    kinds = (
+        (trainer_names.SYNC_TOOLS, functools.partial(_sync, session)),
+        (trainer_names.ASYNC_TOOLS, _AsyncTools(session).mark),
+    )
+
     @functools.wraps(call_tools)
     def marked(*args: Any, **kwargs: Any) -> Any:
-        for attribute, mark in (
-            (trainer_names.SYNC_TOOLS, _sync),
-            (trainer_names.ASYNC_TOOLS, asynchronous.mark),
-        ):
+        for attribute, mark in kinds:
             for tools in getattr(trainer, attribute, ()):
                 for name, tool in tools.items():
                     if not hasattr(tool, _MARKED):
-                        tools[name] = mark(tool, tool_name(name), session)
+                        tools[name] = mark(tool, tool_name(name))
         return call_tools(*args, **kwargs)
 
     return marked
 
 
-def _sync(function: Callable[..., Any], name: str, session: Session) -> Callable[..., Any]:
+def _sync(session: Session, function: Callable[..., Any], name: str) -> Callable[..., Any]:
     marked = as_callback(function, session.slot, name)
     setattr(marked, _MARKED, True)
     return marked
@@ -154,7 +146,7 @@ def _marked_reset(environment: type, session: Session) -> Any:
     """Return `reset` of an environment's class, marked: its instances may be pickled, or have no attributes
     of their own.
     """
-    marked = _sync(environment.reset, reset_name(environment.__qualname__), session)  # type: ignore[attr-defined]
+    marked = _sync(session, environment.reset, reset_name(environment.__qualname__))  # type: ignore[attr-defined]
     declared = inspect.getattr_static(environment, "reset")
     takes_instance = hasattr(type(declared), "__get__") and not isinstance(
         declared, (staticmethod, classmethod)

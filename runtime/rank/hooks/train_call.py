@@ -24,7 +24,7 @@ from grpo_run.runtime.rank.exact.state import ExactState
 from grpo_run.runtime.rank.hooks._callback import GuardCallback
 from grpo_run.runtime.rank.hooks._control import ControlVote
 from grpo_run.runtime.rank.hooks._phases import mark_callbacks
-from grpo_run.runtime.rank.hooks._resume import RestoredCall, epochs_skipped, fitting_facts
+from grpo_run.runtime.rank.hooks._resume import RestoredCall, fitting_facts
 from grpo_run.runtime.rank.hooks._rollout_hooks import rollouts_hooked
 from grpo_run.runtime.rank.memory_facts import publish_facts
 from grpo_run.runtime.rank.points import CallPoints
@@ -158,7 +158,15 @@ def run_train_call(
         restored = None
         if resumed_from is not None:
             tensor_files.accept_numbered_cpus()
-            restored = RestoredCall(trainer, session, exact, kwargs.get("ignore_keys_for_eval"))
+            restored = RestoredCall(
+                trainer,
+                session,
+                exact,
+                folder=resumed_from,
+                # the script may ask for more steps than the call of another run took
+                finished=resume.finished and not resume.foreign,
+                ignore_keys=kwargs.get("ignore_keys_for_eval"),
+            )
             hooks.enter_context(restored.ended())
             hooks.enter_context(restore_renamed_weights(trainer, session.warn))
         loading = hooks.enter_context(ExitStack())
@@ -171,20 +179,12 @@ def run_train_call(
             saver,
             exact,
             facts,
-            restoring=resume.finished and not resume.foreign,
-            resumed_from=resumed_from,
             restored=restored,
             record=agreed.record,
             loaded=loading.close,
         )
         trainer.add_callback(callback)
         hooks.callback(trainer.remove_callback, callback)
-        if resume.finished:
-
-            def over() -> bool:  # the script may ask for more steps than the call of another run took
-                return not resume.foreign or trainer.state.global_step >= trainer.state.max_steps
-
-            hooks.enter_context(epochs_skipped(trainer, over))
         result = original(trainer, resume.argument, None, *args, **kwargs)
         if not resume.finished or resume.foreign:
             finish(session, call, saver, trainer.state.global_step)

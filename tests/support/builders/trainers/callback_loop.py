@@ -82,8 +82,9 @@ class Loop:
             args=args,
         )
         control = ControlVote(trainer, session, self.step_vote.collect)
+        restored: Any = SimpleNamespace(folder=None, finished=True) if restoring else None
         self.callback = GuardCallback(
-            session, 1, events, control, self.saver, exact, TrainerFacts.of(trainer, 1), restoring=restoring
+            session, 1, events, control, self.saver, exact, TrainerFacts.of(trainer, 1), restored=restored
         )
         self.args: Any = args
         self.hooks_before_optimizer = hooks_before_optimizer

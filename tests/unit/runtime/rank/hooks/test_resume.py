@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -116,7 +117,7 @@ def test_a_call_that_was_over_takes_no_step(
     exact: Any = SimpleNamespace(
         script_stopped=script_stopped, epoch_ended=epoch_ended, load_rng=lambda: called.append("random state")
     )
-    restored = RestoredCall(trainer, session, exact)
+    restored = RestoredCall(trainer, session, exact, folder=Path("checkpoint-5"), finished=False)
     with restored.ended():
         restored.begin()
         trainer._run_epoch()
