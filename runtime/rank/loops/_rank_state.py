@@ -144,31 +144,26 @@ VALUES, SHARED, OBJECTS, GENERATOR_STATES, RANDOM, DATA, GRADIENT_ORDERS = (
 )  # fmt: skip
 
 
-class Randomness:
-    """The global random generators of this process, and those of the loop's `state`."""
+def random_state(generators: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the state of the global random generators and of those of the loop's `state`."""
+    own = {key: _accessors(one)[0](one) for key, one in generators.items()}
+    return {RANDOM: {**global_rng(), "cuda": _cuda_state()}, GENERATOR_STATES: own}
 
-    def __init__(self, generators: dict[str, Any]) -> None:
-        self._generators = generators
 
-    def state(self) -> dict[str, Any]:
-        """Return the state of every generator."""
-        own = {key: _accessors(one)[0](one) for key, one in self._generators.items()}
-        return {RANDOM: {**global_rng(), "cuda": _cuda_state()}, GENERATOR_STATES: own}
+def set_random_state(generators: Mapping[str, Any], state: Mapping[str, Any]) -> None:
+    """Restore the result of `random_state`.
 
-    def set(self, state: dict[str, Any]) -> None:
-        """Restore the result of `state`.
-
-        Raises:
-            CheckpointError: `state` is not such a result.
-        """
-        set_global_rng(state[RANDOM])
-        cuda = state[RANDOM].get("cuda")
-        if cuda is not None and torch.cuda.is_available():
-            torch.cuda.set_rng_state(cuda)
-        for key, one in self._generators.items():
-            if key not in state[GENERATOR_STATES]:
-                raise CheckpointError(f"the checkpoint does not contain state[{key!r}] of the loop")
-            _accessors(one)[1](one, state[GENERATOR_STATES][key])
+    Raises:
+        CheckpointError: `state` is not such a result.
+    """
+    set_global_rng(state[RANDOM])
+    cuda = state[RANDOM].get("cuda")
+    if cuda is not None and torch.cuda.is_available():
+        torch.cuda.set_rng_state(cuda)
+    for key, one in generators.items():
+        if key not in state[GENERATOR_STATES]:
+            raise CheckpointError(f"the checkpoint does not contain state[{key!r}] of the loop")
+        _accessors(one)[1](one, state[GENERATOR_STATES][key])
 
 
 def _accessors(generator: Any) -> tuple[Callable[[Any], Any], Callable[[Any, Any], Any]]:
@@ -183,12 +178,9 @@ def _cuda_state() -> torch.Tensor | None:
 
 def save(
     folder: Path,
-    *,
-    rank: int,
-    world_size: int,
-    step: int,
     state: LoopState,
-    randomness: Randomness,
+    *,
+    step: int,
     data: DataPosition | None,
     gradient_orders: dict[str, list[int]],
     features: Any,
@@ -207,7 +199,7 @@ def save(
         VALUES: state.values,
         SHARED: shared_objects(state.values),
         OBJECTS: {key: one.state_dict() for key, one in state.others.items()},
-        **randomness.state(),
+        **random_state(state.generators),
         DATA: data.state() if data is not None else None,
         GRADIENT_ORDERS: gradient_orders,
     }
@@ -215,8 +207,8 @@ def save(
     (folder / format.FOLDER).mkdir(mode=0o700, parents=True, exist_ok=True)
     saved = SavedRankState(
         schema_version=format.SCHEMA,
-        rank=rank,
-        world_size=world_size,
+        rank=state.rank,
+        world_size=state.world_size,
         step=step,
         guards=features,
         loop=encoded,
@@ -264,7 +256,7 @@ class LoadedRankState:
         self.folder = folder
         self._parts = {part: decoder(value) for part, value in saved.loop.items()}
         self.randomness = self._parts
-        """The argument of `Randomness.set`."""
+        """The argument of `set_random_state`."""
         self.data: Any = self._parts.get(DATA)
         """The argument of `DataPosition.load`; None if the loop read no data."""
         self.gradient_orders: dict[str, list[int]] = self._parts.get(GRADIENT_ORDERS) or {}

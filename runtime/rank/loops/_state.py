@@ -153,8 +153,8 @@ class LoopState:
         self.others: dict[str, Any] = {}
         """Objects with `state_dict` and `load_state_dict`, saved by each rank."""
         self.generators: dict[str, Any] = {}
-        self._rank = rank
-        self._world_size = world_size
+        self.rank = rank
+        self.world_size = world_size
         for key, value in entries.items():
             self._sort(key, value)
         if world_size == 1 or not (set(self.modules) - set(self.wrapped)):
@@ -209,11 +209,11 @@ class LoopState:
         """Return the approximate size of a checkpoint over all ranks: weights, and two moments per trained
         weight.
         """
-        return sum(self._file_bytes().values()) * (self._world_size if self.layout == PER_RANK else 1)
+        return sum(self._file_bytes().values()) * (self.world_size if self.layout == PER_RANK else 1)
 
     def large_files(self) -> dict[str, int]:
         """Return about the size of each file that this rank writes, by name."""
-        return {} if self.layout == REPLICATED and self._rank != 0 else self._file_bytes()
+        return {} if self.layout == REPLICATED and self.rank != 0 else self._file_bytes()
 
     def _file_bytes(self) -> dict[str, int]:
         found: dict[str, int] = {}
@@ -232,7 +232,7 @@ class LoopState:
         Raises:
             ConfigError: an object's state contains what a checkpoint cannot hold.
         """
-        if self.layout == REPLICATED and self._rank != 0:
+        if self.layout == REPLICATED and self.rank != 0:
             return
         owners: dict[str, Any] = {**self.modules, **self.optimizers}
         for key, owner in owners.items():
@@ -258,7 +258,7 @@ class LoopState:
         return folder / self._name(key)
 
     def _name(self, key: str) -> str:
-        rank = "" if self.layout == REPLICATED else f".rank{self._rank}"
+        rank = "" if self.layout == REPLICATED else f".rank{self.rank}"
         return f"{quote(key, safe=' ')}{rank}.pt"
 
     def _read(self, folder: Path, key: str) -> Any:

@@ -2,7 +2,7 @@
 
 `loop.steps` iterates over it (`steps.py`), and `loop.begin` returns it. `LoopContents` is what the loop's
 checkpoints contain, for the savers in `runtime/rank/saving/`: the script's objects and what each rank keeps
-for itself. `LoopLogs` takes what the script gives to `loop.log`; `trainers/loop.py` finds it through the
+for itself. `log_values` takes what the script gives to `loop.log`; `trainers/loop.py` finds it through the
 guard, and `runtime/rank/step/logged.py` publishes the numbers. Outside `grpo-run launch`, `steps.py` has a
 plain loop in its place.
 """
@@ -27,7 +27,7 @@ from grpo_run.runtime.history.events import LoopLeft
 from grpo_run.runtime.rank.exact.gradient_order import GradientOrder, needs_gradient_order
 from grpo_run.runtime.rank.loops import _rank_state as rank_state
 from grpo_run.runtime.rank.loops._optimizers import OptimizerSteps
-from grpo_run.runtime.rank.loops._rank_state import LoadedRankState, Randomness
+from grpo_run.runtime.rank.loops._rank_state import LoadedRankState
 from grpo_run.runtime.rank.loops._state import LoopState
 from grpo_run.runtime.rank.loops.data_position import DataPosition
 from grpo_run.runtime.rank.points import CallPoints
@@ -87,28 +87,19 @@ class LoopContents(CheckpointContents):
         self._write_rank_state(folder)
 
 
-class LoopLogs:
-    """Takes what the script logs of one loop.
+def log_values(session: Session, points: CallPoints, step: int, values: Mapping[str, Any]) -> None:
+    """Publish the numbers that are known of what the script logs of one loop. Not collective.
 
     Args:
         points: what features add to the loop.
-        step: returns the step in progress, counted from 1.
+        step: in progress, counted from 1.
     """
-
-    def __init__(self, session: Session, points: CallPoints, *, step: Callable[[], int]) -> None:
-        self._session = session
-        self._points = points
-        self._step = step
-
-    def __call__(self, values: Mapping[str, Any]) -> None:
-        """Publish the numbers that are known. Not collective."""
-        if threading.current_thread() is not threading.main_thread():
-            return  # only one thread writes the slot
-        metrics = known_metrics(values)
-        for logged in self._points.logged:
-            logged(metrics)
-        train_call = self._points.train_call
-        publish_metrics(self._session, metrics, values, step=self._step(), train_call=train_call)
+    if threading.current_thread() is not threading.main_thread():
+        return  # only one thread writes the slot
+    metrics = known_metrics(values)
+    for logged in points.logged:
+        logged(metrics)
+    publish_metrics(session, metrics, values, step=step, train_call=points.train_call)
 
 
 class SupervisedLoop:
@@ -143,7 +134,6 @@ class SupervisedLoop:
         _check_not_nested(self._guard)
         self._state = LoopState(state, rank=session.rank, world_size=session.world_size)
         rank_state.check_values(self._state)
-        self._randomness = Randomness(self._state.generators)
         self._orders = {
             key: GradientOrder(module)
             for key, module in self._state.wrapped.items()
@@ -180,7 +170,6 @@ class SupervisedLoop:
         )
         for feature in guard.features:
             feature.call(session, self._points)
-        self._logs = LoopLogs(session, self._points, step=lambda: self.step + 1)
         self._step_vote = StepVote(session, guard.requests, self._points)
         self._saver = Saver(
             self._contents, session, snapshots=guard.snapshots, collect_vote=self._step_vote.collect
@@ -205,7 +194,7 @@ class SupervisedLoop:
                 f"{self._call.title} ends after step {left_after}: the script left it there before the"
                 " restart"
             )
-        guard.logs = self._logs
+        guard.logs = self._log
         self._optimizers.install()
         self._hooks.callback(self._optimizers.remove)
         for module in self._state.modules.values():
@@ -243,7 +232,7 @@ class SupervisedLoop:
         for key, order in self._orders.items():
             if key in loaded.gradient_orders:
                 order.replay(loaded.gradient_orders[key])
-        self._randomness.set(loaded.randomness)
+        rank_state.set_random_state(self._state.generators, loaded.randomness)
         self._loaded = loaded
         self._contents.step = self._saver.saved_step = loaded.step
 
@@ -263,7 +252,7 @@ class SupervisedLoop:
         """
         loaded, self._loaded = self._loaded, None
         if loaded is not None:
-            self._randomness.set(loaded.randomness)
+            rank_state.set_random_state(self._state.generators, loaded.randomness)
 
     def begin_step(self) -> None:
         """Publish that the body of a step begins; its data has been read."""
@@ -277,10 +266,6 @@ class SupervisedLoop:
             ConsensusError: the ranks are at different steps.
             Stopped: all ranks have agreed to stop.
         """
-        assert not self.ended, "the loop has ended"
-        self._commit()
-
-    def _commit(self) -> None:
         self._loaded = None
         self._points.optimized = self._optimizers.taken
         if self._optimizers.take_pending():
@@ -312,7 +297,7 @@ class SupervisedLoop:
         self._step_vote.collect()
         self._contents.call_ends = True
         if self._session.votes.maximum(int(self._optimizers.taken)):
-            self._commit()
+            self.commit()
         else:
             self._finish()
 
@@ -350,7 +335,13 @@ class SupervisedLoop:
         if self.ended or self._left is not None or session.script_ended or not session.is_rank:
             return
         after = self.step + int(self._optimizers.taken or not self._state.optimizers)
-        self._left = LeftLoop(session.slot.open_phases[0], lambda: self._record_left(after))
+
+        def record() -> None:
+            session.journal.write(
+                LoopLeft(rank=session.rank, step=self.step, train_call=self._call.ordinal, ends_after=after)
+            )
+
+        self._left = LeftLoop(session.slot.open_phases[0], record)
         session.left = self._left
         guard.running = guard.logs = None
         guard.left = self._hooks
@@ -369,17 +360,14 @@ class SupervisedLoop:
                 "a loop that was left early continues after another call has started: call its `end()` first"
             )
         self._left = self._session.left = None
-        self._guard.running, self._guard.logs, self._guard.left = LOOP, self._logs, None
+        self._guard.running, self._guard.logs, self._guard.left = LOOP, self._log, None
         slot = self._session.slot
         slot.state = RankState.training
         slot.replace(Phase.data)
         slot.publish()
 
-    def _record_left(self, ends_after: int) -> None:
-        session = self._session
-        session.journal.write(
-            LoopLeft(rank=session.rank, step=self.step, train_call=self._call.ordinal, ends_after=ends_after)
-        )
+    def _log(self, values: Mapping[str, Any]) -> None:
+        log_values(self._session, self._points, self.step + 1, values)
 
     def _leave_early(self) -> None:
         """Stop iterating after the present step, on this rank alone: a fault that a feature causes."""
@@ -397,11 +385,8 @@ class SupervisedLoop:
         orders = {key: order.order for key, order in self._orders.items()}
         rank_state.save(
             folder,
-            rank=self._session.rank,
-            world_size=self._session.world_size,
+            self._state,
             step=self.step,
-            state=self._state,
-            randomness=self._randomness,
             data=self._data,
             gradient_orders={key: order for key, order in orders.items() if order is not None},
             features=self._points.state(),

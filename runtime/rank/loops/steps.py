@@ -60,9 +60,7 @@ class PlainLoop:
         """Observe the optimizers no more."""
         self._optimizers.remove()
 
-    def leave(self) -> None:
-        """Observe the optimizers no more."""
-        self._optimizers.remove()
+    leave = abandon
 
     def pause(self) -> None:
         """Do nothing."""

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from typing import Any
 
@@ -12,11 +13,12 @@ import numpy as np
 import pytest
 import torch
 
-from grpo_run.runtime.rank.loops.run import LoopLogs
+from grpo_run.runtime.rank.loops.run import log_values
 from grpo_run.runtime.rank.points import CallPoints
 from grpo_run.trainers import loop
 from grpo_run.watchdog.observation import Slot
 
+Log = Callable[[Mapping[str, Any]], None]
 Events = Callable[[], list[dict[str, Any]]]
 
 
@@ -27,9 +29,9 @@ def points() -> CallPoints:
 
 
 @pytest.fixture
-def log(session: Any, points: CallPoints) -> LoopLogs:
-    """The logs of the run's second call, whose fourth step is in progress."""
-    return LoopLogs(session, points, step=lambda: 4)
+def log(session: Any, points: CallPoints) -> Log:
+    """Log values of the run's second call, whose fourth step is in progress."""
+    return functools.partial(log_values, session, points, 4)
 
 
 @pytest.mark.parametrize(
@@ -38,7 +40,7 @@ def log(session: Any, points: CallPoints) -> LoopLogs:
 )
 @pytest.mark.parametrize("name", ["loss", "train/loss"])
 def test_a_number_of_any_kind_is_published(
-    name: str, value: Any, log: LoopLogs, reading: Callable[[], Slot], events: Events
+    name: str, value: Any, log: Log, reading: Callable[[], Slot], events: Events
 ) -> None:
     """On the board, and in the journal as of the step in progress; what is no number is left out."""
     log({name: value, "reward": 2, "lr": 1e-3, "histogram": torch.ones(3), "text": "high", 3: 4})  # type: ignore[dict-item]
@@ -49,13 +51,13 @@ def test_a_number_of_any_kind_is_published(
 
 
 @pytest.mark.parametrize("value", ["high", True, None, torch.ones(3), object()])
-def test_what_is_no_number_is_ignored(value: Any, log: LoopLogs, reading: Callable[[], Slot]) -> None:
+def test_what_is_no_number_is_ignored(value: Any, log: Log, reading: Callable[[], Slot]) -> None:
     """A logger may take it."""
     log({"reward": value})
     assert math.isnan(reading().value("reward"))
 
 
-def test_features_hear_what_was_logged(log: LoopLogs, points: CallPoints) -> None:
+def test_features_hear_what_was_logged(log: Log, points: CallPoints) -> None:
     """The numbers that are known, by their fields."""
     heard: list[Any] = []
     points.logged.append(heard.append)
@@ -63,7 +65,7 @@ def test_features_hear_what_was_logged(log: LoopLogs, points: CallPoints) -> Non
     assert heard == [{"loss": 0.5, "learning_rate": 1e-3}]
 
 
-def test_another_thread_writes_nothing(log: LoopLogs, reading: Callable[[], Slot]) -> None:
+def test_another_thread_writes_nothing(log: Log, reading: Callable[[], Slot]) -> None:
     """The slot has one writer."""
     thread = threading.Thread(target=log, args=({"reward": 1.0},))
     thread.start()

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from grpo_run.runtime.errors import CheckpointError, ConfigError
-from grpo_run.runtime.rank.loops._rank_state import LoadedRankState, Randomness, check_values, save
+from grpo_run.runtime.rank.loops._rank_state import LoadedRankState, check_values, save, set_random_state
 from grpo_run.runtime.rank.loops._state import LoopState
 
 
@@ -32,15 +32,12 @@ def entries(seed: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def written(tmp_path: Path, state: LoopState, *, rank: int = 0, world_size: int = 1) -> Path:
+def written(tmp_path: Path, state: LoopState) -> Path:
     """Write one rank's part of a checkpoint."""
     folder = tmp_path / "checkpoint-4"
     folder.mkdir(exist_ok=True)
     state.write(folder)
-    save(
-        folder, rank=rank, world_size=world_size, step=4, state=state,
-        randomness=Randomness(state.generators), data=None, gradient_orders={}, features=None,
-    )  # fmt: skip
+    save(folder, state, step=4, data=None, gradient_orders={}, features=None)
     return folder
 
 
@@ -55,7 +52,7 @@ def test_everything_is_restored_in_place(tmp_path: Path) -> None:
     state.load(folder)
     loaded = LoadedRankState(folder, 0, torch.device("cpu"))
     loaded.restore(state)
-    Randomness(state.generators).set(loaded.randomness)
+    set_random_state(state.generators, loaded.randomness)
     assert [key for key in kept if present[key] is not kept[key]] == ["best"]
     for key in ("best", "history", "seen", "table"):
         assert present[key] == expected[key]
@@ -73,7 +70,7 @@ def test_ranks_that_may_differ_write_their_own_files(tmp_path: Path) -> None:
     for rank in range(2):
         state = LoopState(entries(rank + 1), rank=rank, world_size=2)
         assert state.layout == "per-rank"
-        folder = written(tmp_path, state, rank=rank, world_size=2)
+        folder = written(tmp_path, state)
     assert sorted(path.name for path in folder.glob("*.pt")) == [
         "model.rank0.pt", "model.rank1.pt", "optimizer.rank0.pt", "optimizer.rank1.pt",
     ]  # fmt: skip
