@@ -2,8 +2,8 @@
 
 Used by `runtime/rank/step/events.py`. A rank's need (`cleanup_policy.py`) goes into its next vote, and all
 ranks act on the result together: if each rank did it at a step of its own, all would wait each time.
-`clean` collects garbage, returns cached device memory, and measures what that costs and frees. It is never
-called during generation, nor in a run whose vLLM engine sleeps.
+Cleaning collects garbage, returns cached device memory, and measures what that costs and frees. It never
+happens during generation, nor in a run whose vLLM engine sleeps.
 
 `HostCaches` is not collective: when the supervisor announces on the board that host memory runs short, each
 rank frees its caches after its next step, because another rank may see the announcement a step later.
@@ -30,43 +30,6 @@ from grpo_run.runtime.rank.memory.cleanup_policy import (
 from grpo_run.runtime.rank.memory.device import DeviceMemory
 from grpo_run.runtime.rank.memory.phases import ResidentMemory
 from grpo_run.watchdog.observation import Phase
-
-
-def clean(
-    what: CleanupNeed, slot: SlotWriter, device: DeviceMemory, host: ResidentMemory
-) -> tuple[CleanupOutcome, StepMemory]:
-    """Free what the ranks have agreed on. Return the outcome, and the memory afterwards."""
-    began = time.perf_counter()
-    slot.enter(Phase.cleanup)
-    before = _memory(device, host)
-    collected = gc.collect() if what.collect else 0
-    if what.release:
-        device.release()
-    after = _memory(device, host)
-    slot.leave(Phase.cleanup)
-    outcome = CleanupOutcome(
-        seconds=time.perf_counter() - began,
-        freed_bytes=max(0, before.anonymous - after.anonymous),
-        freed_device_bytes=max(0, before.allocated - after.allocated),
-        released_bytes=max(0, before.reserved - after.reserved),
-        collected=collected,
-    )
-    slot.cleanup_runs += 1
-    slot.cleanup_seconds += outcome.seconds
-    totals = slot.memory_area.totals
-    totals.released_bytes += outcome.released_bytes
-    totals.freed_bytes += outcome.freed_bytes
-    slot.memory_area.publish()
-    return outcome, after
-
-
-def _memory(device: DeviceMemory, host: ResidentMemory) -> StepMemory:
-    allocated, reserved = device.sizes()
-    own = host.read()
-    return StepMemory(
-        allocated=allocated, reserved=reserved, peak_allocated=allocated, resident=own.resident,
-        anonymous=own.anonymous, capacity=0,
-    )  # fmt: skip
 
 
 class StepCleanup:
@@ -109,13 +72,43 @@ class StepCleanup:
         """Do what all ranks have agreed on; nothing if that is nothing."""
         if not any(agreed):
             return
-        outcome, memory = clean(agreed, self._slot, self._device, self._host)
-        self._policy.cleaned(outcome, memory)
+        slot, began = self._slot, time.perf_counter()
+        slot.enter(Phase.cleanup)
+        before = self._memory()
+        collected = gc.collect() if agreed.collect else 0
+        if agreed.release:
+            self._device.release()
+        after = self._memory()
+        slot.leave(Phase.cleanup)
+        outcome = CleanupOutcome(
+            seconds=time.perf_counter() - began,
+            freed_bytes=max(0, before.anonymous - after.anonymous),
+            freed_device_bytes=max(0, before.allocated - after.allocated),
+            released_bytes=max(0, before.reserved - after.reserved),
+            collected=collected,
+        )
+        slot.cleanup_runs += 1
+        slot.cleanup_seconds += outcome.seconds
+        totals = slot.memory_area.totals
+        totals.released_bytes += outcome.released_bytes
+        totals.freed_bytes += outcome.freed_bytes
+        slot.memory_area.publish()
+        self._policy.cleaned(outcome, after)
         if self._journal is not None:
             event = MemoryCleaned(
                 rank=0, step=step, garbage=agreed.collect, caches=agreed.release, **vars(outcome)
             )
             self._journal(event)
+
+    def _memory(self) -> StepMemory:
+        allocated, reserved = self._device.sizes()
+        return StepMemory(
+            allocated=allocated,
+            reserved=reserved,
+            peak_allocated=allocated,
+            anonymous=self._host.read().anonymous,
+            capacity=0,
+        )
 
 
 class HostCaches:

@@ -20,7 +20,6 @@ class StepMemory(NamedTuple):
     allocated: int
     reserved: int
     peak_allocated: int
-    resident: int
     anonymous: int
     capacity: int
 

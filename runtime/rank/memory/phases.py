@@ -130,7 +130,7 @@ class PhaseAccounting:
         peak, self._step_peak = self._step_peak, 0
         return StepMemory(
             allocated=totals.allocated_bytes, reserved=totals.reserved_bytes, peak_allocated=peak,
-            resident=totals.resident_bytes, anonymous=self._anonymous, capacity=totals.capacity_bytes,
+            anonymous=self._anonymous, capacity=totals.capacity_bytes,
         )  # fmt: skip
 
     def script_raised(self, running: Phase | None) -> None:

@@ -11,8 +11,8 @@ import pytest
 
 from grpo_run.runtime.board.board import Board
 from grpo_run.runtime.board.slot_writer import SlotWriter
-from grpo_run.runtime.event import as_record
-from grpo_run.runtime.rank.memory.cleanup import StepCleanup, clean
+from grpo_run.runtime.event import Event, as_record
+from grpo_run.runtime.rank.memory.cleanup import StepCleanup
 from grpo_run.runtime.rank.memory.cleanup_policy import CleanupNeed
 from grpo_run.runtime.rank.memory.device import DeviceMemory
 from grpo_run.runtime.rank.memory.phases import ResidentMemory
@@ -43,58 +43,63 @@ class Gpu(DeviceMemory):
         self.reserved = 100
 
 
+class Cleaning:
+    """Cleans on one rank."""
+
+    def __init__(self, slot: SlotWriter, device: DeviceMemory) -> None:
+        self.events: list[dict[str, Any]] = []
+        self._cleanup = StepCleanup(10, slot, device, ResidentMemory(), journal=self._record)
+
+    def _record(self, event: Event) -> None:
+        self.events.append(as_record(event))
+
+    def clean(self, **agreed: bool) -> None:
+        """Clean after step 7."""
+        self._cleanup.clean(7, CleanupNeed(**agreed))
+
+
 def test_a_reference_cycle_is_freed_and_counted(
     board: Board, slot: SlotWriter, reading: Callable[[], Slot]
 ) -> None:
     """In a phase of its own, which is closed afterwards, with its time and what it has freed."""
     gc.collect()
     gc.disable()
+    cleaning = Cleaning(slot, DeviceMemory())
     during: list[Phase | None] = []
     slot.on_enter = lambda phase: during.append(reading().phase)
     try:
         gone = weakref.ref(Node(64 * 2**20))
-        outcome, memory = clean(CleanupNeed(collect=True), slot, DeviceMemory(), ResidentMemory())
+        cleaning.clean(collect=True)
         assert gone() is None
     finally:
         gc.enable()
     slot.publish()
+    (event,) = cleaning.events
     assert during == [Phase.cleanup]
     assert reading().phases == ()
-    assert (reading().cleanup_runs, reading().cleanup_seconds) == (1, outcome.seconds)
-    assert outcome.collected >= 1
-    assert outcome.freed_bytes > 60 * 2**20
-    assert memory.anonymous > 0
+    assert (reading().cleanup_runs, reading().cleanup_seconds) == (1, event["seconds"])
+    assert event["collected"] >= 1
+    assert event["freed_bytes"] > 60 * 2**20
     published = board.rank_memory(0)
     assert published is not None
-    assert (published.freed_bytes, published.released_bytes) == (outcome.freed_bytes, 0)
+    assert (published.freed_bytes, published.released_bytes) == (event["freed_bytes"], 0)
 
 
 def test_only_what_was_agreed_on_is_done(
     board: Board, slot: SlotWriter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Caches are released without a collection."""
+    """Caches are released without a collection, and the journal has the cost and the effect; nothing is done
+    and journaled if nothing was agreed on.
+    """
     monkeypatch.setattr(gc, "collect", lambda: pytest.fail("collected"))
-    outcome, memory = clean(CleanupNeed(release=True), slot, Gpu(), ResidentMemory())
-    assert (outcome.released_bytes, outcome.collected, memory.reserved) == (800, 0, 100)
+    cleaning = Cleaning(slot, Gpu())
+    cleaning.clean()
+    assert cleaning.events == []
+    cleaning.clean(release=True)
+    (event,) = cleaning.events
+    assert (event["step"], event["garbage"], event["caches"]) == (7, False, True)
+    assert (event["released_bytes"], event["collected"]) == (800, 0)
+    assert event["seconds"] > 0
     published = board.rank_memory(0)
     assert published is not None
     assert published.released_bytes == 800
-
-
-def test_cost_and_effect_are_journaled(slot: SlotWriter) -> None:
-    """With what was done; nothing is done and journaled if nothing was agreed on."""
-    events: list[dict[str, Any]] = []
-    cleanup = StepCleanup(
-        10, slot, Gpu(), ResidentMemory(), journal=lambda event: events.append(as_record(event))
-    )
-    cleanup.clean(6, CleanupNeed())
-    assert events == []
-    cleanup.clean(7, CleanupNeed(release=True))
-    (event,) = events
-    assert (event["step"], event["garbage"], event["caches"], event["released_bytes"]) == (
-        7,
-        False,
-        True,
-        800,
-    )
-    assert event["seconds"] > 0

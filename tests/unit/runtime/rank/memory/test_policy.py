@@ -36,7 +36,6 @@ class Rank:
         """At the end of the step."""
         return StepMemory(
             allocated=self.allocated, reserved=self.reserved, peak_allocated=self.peak,
-            resident=2 * self.anonymous,
             anonymous=self.anonymous, capacity=self.capacity,
         )  # fmt: skip
 

@@ -195,9 +195,7 @@ def growing(session: Any) -> None:
 
     def step_ended() -> StepMemory:
         size = next(sizes) * 2**30
-        return StepMemory(
-            allocated=0, reserved=0, peak_allocated=0, resident=size, anonymous=size, capacity=0
-        )
+        return StepMemory(allocated=0, reserved=0, peak_allocated=0, anonymous=size, capacity=0)
 
     session.config = replace(session.config, cleanup_every=2)
     session.accounting = SimpleNamespace(step_ended=step_ended)
