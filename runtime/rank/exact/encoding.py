@@ -80,12 +80,46 @@ class Decoder:
         self.source = source
 
     def __call__(self, value: Any) -> Any:
-        """Return the decoded value.
+        """Return the value that `encode` was given.
 
         Raises:
             CheckpointError: `value` is not the output of `encode`.
         """
-        return decode(value, self._tensors, self._device, self.source)
+        try:
+            return self._decode(value)
+        except (KeyError, TypeError, ValueError, IndexError, RecursionError) as error:
+            raise CheckpointError(f"{self.source} contains an invalid value: {error!r}") from error
+
+    def _decode(self, value: Any) -> Any:
+        decode = self._decode
+        if isinstance(value, list):
+            return list(map(decode, value))
+        if not isinstance(value, dict):
+            return value
+        if TAG not in value:
+            return {key: decode(item) for key, item in value.items()}
+        match value[TAG]:
+            case "tensor":
+                tensor = self._tensors[value["name"]]
+                return tensor if value["device"] == "cpu" else tensor.to(self._device)
+            case "array":
+                return self._tensors[value["name"]].numpy()
+            case "tuple":
+                return tuple(decode(value["items"]))
+            case "bytes":
+                return bytes.fromhex(value["hex"])
+            case "complex":
+                return complex(*value["items"])
+            case "set":
+                return set(decode(value["items"]))
+            case "frozenset":
+                return frozenset(decode(value["items"]))
+            case "deque":
+                return deque(decode(value["items"]), maxlen=value["maxlen"])
+            case "dict":
+                return {decode(key): decode(item) for key, item in value["items"]}
+            case unknown:
+                raise ValueError(f"unknown tag {unknown!r}")
 
 
 def encode(value: Any, tensors: dict[str, torch.Tensor], name: str) -> Any:
@@ -142,53 +176,3 @@ def _encode_tensor(tensor: torch.Tensor, tensors: dict[str, torch.Tensor]) -> di
     # a copy, because safetensors rejects tensors that share memory, such as slices
     tensors[name] = tensor.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
     return {TAG: "tensor", "name": name, "device": tensor.device.type}
-
-
-def decode(value: Any, tensors: dict[str, torch.Tensor], device: torch.device, source: str) -> Any:
-    """Return the value that `encode` was given.
-
-    Args:
-        tensors: the tensors saved with the value, by name.
-        device: the device of tensors that were not on the CPU.
-        source: path of the file, for the error message.
-
-    Raises:
-        CheckpointError: `value` is not the output of `encode`.
-    """
-    try:
-        return _decode(value, tensors, device)
-    except (KeyError, TypeError, ValueError, IndexError, RecursionError) as error:
-        raise CheckpointError(f"{source} contains an invalid value: {error!r}") from error
-
-
-def _decode(value: Any, tensors: dict[str, torch.Tensor], device: torch.device) -> Any:
-    if isinstance(value, list):
-        return [_decode(item, tensors, device) for item in value]
-    if not isinstance(value, dict):
-        return value
-    if TAG not in value:
-        return {key: _decode(item, tensors, device) for key, item in value.items()}
-    match value[TAG]:
-        case "tensor":
-            tensor = tensors[value["name"]]
-            return tensor if value["device"] == "cpu" else tensor.to(device)
-        case "array":
-            return tensors[value["name"]].numpy()
-        case "tuple":
-            return tuple(_decode(value["items"], tensors, device))
-        case "bytes":
-            return bytes.fromhex(value["hex"])
-        case "complex":
-            return complex(*value["items"])
-        case "set":
-            return set(_decode(value["items"], tensors, device))
-        case "frozenset":
-            return frozenset(_decode(value["items"], tensors, device))
-        case "deque":
-            return deque(_decode(value["items"], tensors, device), maxlen=value["maxlen"])
-        case "dict":
-            return {
-                _decode(key, tensors, device): _decode(item, tensors, device) for key, item in value["items"]
-            }
-        case unknown:
-            raise ValueError(f"unknown tag {unknown!r}")

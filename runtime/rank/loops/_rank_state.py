@@ -204,7 +204,6 @@ def save(
         GRADIENT_ORDERS: gradient_orders,
     }
     encoded = {part: _encoded(value, tensors) for part, value in parts.items()}
-    (folder / format.FOLDER).mkdir(mode=0o700, parents=True, exist_ok=True)
     saved = SavedRankState(
         schema_version=format.SCHEMA,
         rank=state.rank,

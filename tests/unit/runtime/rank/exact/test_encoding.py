@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from grpo_run.runtime.errors import CheckpointError
-from grpo_run.runtime.rank.exact.encoding import Encoder, UnsupportedValueError, decode, encode
+from grpo_run.runtime.rank.exact.encoding import Decoder, Encoder, UnsupportedValueError, encode
 
 CPU = torch.device("cpu")
 
@@ -23,7 +23,7 @@ def round_trip(value: Any) -> Any:
     """Encode a value, convert it to JSON text and back, and decode it."""
     tensors: dict[str, torch.Tensor] = {}
     text = json.dumps(encode(value, tensors, "value"))
-    return decode(json.loads(text), tensors, CPU, "file")
+    return Decoder(tensors, CPU, "file")(json.loads(text))
 
 
 @given(
@@ -89,7 +89,7 @@ def test_a_tensor_is_decoded_to_its_device() -> None:
     tensors: dict[str, torch.Tensor] = {}
     on_cpu = encode(torch.ones(2), tensors, "value")
     on_device = {**encode(torch.ones(2), tensors, "value"), "device": "cuda"}
-    cpu_tensor, device_tensor = decode([on_cpu, on_device], tensors, torch.device("meta"), "file")
+    cpu_tensor, device_tensor = Decoder(tensors, torch.device("meta"), "file")([on_cpu, on_device])
     assert (cpu_tensor.device.type, device_tensor.device.type) == ("cpu", "meta")
 
 
@@ -123,7 +123,7 @@ def test_an_unsupported_value_is_named(value: Any, place: str) -> None:
 def test_an_invalid_tag_is_rejected(tagged: Any) -> None:
     """Only the listed types are created, and no code is executed."""
     with pytest.raises(CheckpointError, match="the file contains an invalid value"):
-        decode([tagged], {}, CPU, "the file")
+        Decoder({}, CPU, "the file")([tagged])
 
 
 def test_an_encoder_warns_about_an_unsupported_value_and_saves_none() -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from grpo_run.runtime.errors import CheckpointError
 from grpo_run.runtime.rank.exact import format
-from grpo_run.runtime.rank.exact.encoding import decode, encode
+from grpo_run.runtime.rank.exact.encoding import Decoder, encode
 from grpo_run.runtime.rank.exact.format import SavedRankState, rank_state_path, read, write
 
 CPU = torch.device("cpu")
@@ -30,7 +30,7 @@ def test_slices_of_one_tensor_can_be_saved(tmp_path: Path) -> None:
     encoded = encode([{"x": full[:2], "n": full[0, 0]}, {"x": full[2:], "n": full[0, 0]}], tensors, "value")
     write(tmp_path, rank_state(buffered_inputs=encoded), tensors)
     found, loaded = read(tmp_path, 0)
-    parts = decode(found.buffered_inputs, loaded, CPU, "file")
+    parts = Decoder(loaded, CPU, "file")(found.buffered_inputs)
     assert torch.equal(torch.cat([part["x"] for part in parts]), full)
 
 

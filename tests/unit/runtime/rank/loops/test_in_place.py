@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from grpo_run.runtime.rank.exact.encoding import decode, encode
+from grpo_run.runtime.rank.exact.encoding import Decoder, encode
 from grpo_run.runtime.rank.loops._rank_state import InPlace, path_of, shared_objects
 
 
@@ -25,7 +25,7 @@ class Pair(NamedTuple):
 def restore(entries: dict[str, Any], saved: dict[str, Any]) -> None:
     """Restore what another process has saved."""
     tensors: dict[str, torch.Tensor] = {}
-    values = decode(encode(saved, tensors, "state"), tensors, torch.device("cpu"), "file")
+    values = Decoder(tensors, torch.device("cpu"), "file")(encode(saved, tensors, "state"))
     in_place = InPlace(shared_objects(saved))
     for key, present in entries.items():
         entries[key] = in_place.set(present, values[key], path_of(key))
