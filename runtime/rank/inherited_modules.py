@@ -14,7 +14,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.machinery import ModuleSpec
 from types import ModuleType
@@ -73,7 +73,7 @@ def import_in_advance(steps: Sequence[Callable[[], None]], path: Sequence[str]) 
         failure = _described(error)
     finally:
         sys.meta_path.remove(missing)
-    places = dict.fromkeys(missing.names, ()) | dict(_places())
+    places = dict.fromkeys(missing.names, ()) | _places()
     _imported = Imported(groups=groups, places=places, path=tuple(path), failure=failure)
 
 
@@ -107,14 +107,15 @@ def _added_since(before: set[str]) -> dict[str, ModuleType]:
     }
 
 
-def _places() -> list[tuple[str, Place]]:
+def _places(without: Collection[str] = ()) -> dict[str, Place]:
     """Where each top-level module is that has a place."""
-    found = [
-        (name, place_of(getattr(module, "__spec__", None)))
+    left_out = {OWN, "__main__", "__mp_main__", *without}
+    found = {
+        name: place_of(getattr(module, "__spec__", None))
         for name, module in list(sys.modules.items())
-        if "." not in name and name not in (OWN, "__main__", "__mp_main__")
-    ]
-    return [(name, place) for name, place in found if place]
+        if "." not in name and name not in left_out
+    }
+    return {name: place for name, place in found.items() if place}
 
 
 def _described(error: BaseException) -> str:
@@ -252,9 +253,6 @@ def forget_shadowed(kept: frozenset[str], path: Sequence[str], before: Sequence[
         path: the script's import path.
         before: the path with which they were imported.
     """
-    names = {name for name in sys.modules if "." not in name} - kept - {OWN, "__main__"}
-    places = {name: place_of(getattr(sys.modules[name], "__spec__", None)) for name in names}
-    known = {name: place for name, place in places.items() if place}
-    for shadowed, _ in resolves_elsewhere(known, path, before):
+    for shadowed, _ in resolves_elsewhere(_places(kept), path, before):
         for name in [name for name in sys.modules if top_level(name) == shadowed]:
             del sys.modules[name]

@@ -18,18 +18,11 @@ from grpo_run.runtime.checkpoints.compatibility import (
 from grpo_run.runtime.checkpoints.completeness import count_ranks, find_problems, saved_tensors
 from grpo_run.runtime.checkpoints.manifest import Manifest
 from grpo_run.runtime.errors import UsageError
+from grpo_run.runtime.rank.exact.geometry import resharding_problem
 from grpo_run.runtime.rank.resuming.request import ResumeRequest
 
 MAX_LISTED_FILES = 3
 """Missing files that an error message lists."""
-
-
-def resharding_problem(folder: Path, ranks: int) -> str | None:
-    """Return why `ranks` ranks cannot resume the exact state of a checkpoint, or None."""
-    # imports torch, which the script may have to import first
-    from grpo_run.runtime.rank.exact import geometry
-
-    return geometry.resharding_problem(folder, ranks)
 
 
 def check_fit(request: ResumeRequest, path: Path, manifest: Manifest) -> tuple[str | None, str | None]:

@@ -302,18 +302,6 @@ def _newest(call: KnownCall) -> str:
     return f"the newest is {call.checkpoint}" if call.checkpoint else f"the newest is of step {call.saved}"
 
 
-def directory_of(output_dir: str, *, not_before: float, now: float) -> CallDirectory:
-    """Return the directory of a call that begins now.
-
-    Args:
-        not_before: when the attempt began, in seconds since the epoch.
-        now: seconds since the epoch.
-    """
-    return CallDirectory(
-        path=os.path.realpath(output_dir), not_before=not_before, not_after=now, pid=os.getpid()
-    )
-
-
 NAMES = frozenset({"output_dir", "logging_dir", "run_name", "hub_model_id", "project", "trackio_space_id"})
 """Settings that name the run or its place, often with the time."""
 ADDRESS = re.compile(r" at 0x[0-9a-f]+")

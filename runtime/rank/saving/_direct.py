@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from grpo_run.runtime.checkpoints.manifest import Identity, read_manifest, remove_manifest, write_manifest
+from grpo_run.runtime.checkpoints.manifest import Identity, remove_manifest, write_manifest
 from grpo_run.runtime.checkpoints.publishing import make_directory, publish
 from grpo_run.runtime.checkpoints.rotation import rotate, scheduled_to_keep
 from grpo_run.runtime.checkpoints.search import (
@@ -121,21 +121,13 @@ class DirectSaves:
             )
         self._warned_of_space = True
 
-    def save(
-        self,
-        identity: Identity,
-        write: Callable[[Path], Any],
-        *,
-        best: Callable[[], str | None],
-        began: float,
-    ) -> Any:
+    def save(self, identity: Identity, write: Callable[[Path], Any], *, began: float) -> Any:
         """Write and publish a checkpoint. Collective: one all-reduce, after all ranks have written.
 
         Args:
-            identity: of the checkpoint; equal on every rank. write: saves this rank's part; called with the
-            checkpoint's directory. best: returns the directory name of the script's best checkpoint; called
-            after the save, which may find it. began: `time.perf_counter()` at the start of the save, for the
-            journal.
+            identity: of the checkpoint; equal on every rank.
+            write: saves this rank's part; called with the checkpoint's directory.
+            began: `time.perf_counter()` at the start of the save, for the journal.
 
         Returns:
             What `write` returns.
@@ -148,7 +140,8 @@ class DirectSaves:
         self.written.agree()
         if self._session.is_main:
             manifest = write_manifest(path, identity)
-            self._record(identity, path, manifest.size_bytes, best(), began)
+            # the save may have found a better checkpoint
+            self._record(identity, path, manifest.size_bytes, self._contents.best(), began)
         return result
 
     def save_snapshot(self, identity: Identity, write: Callable[[Path], Any], *, began: float) -> None:
@@ -165,11 +158,11 @@ class DirectSaves:
         write(writing / identity.folder)
         self.written.agree()
         if self._session.is_main:
-            write_manifest(writing / identity.folder, identity)
+            manifest = write_manifest(writing / identity.folder, identity)
             path = directory / name_of(directory, identity.step)
             publish(writing / identity.folder, path)
             shutil.rmtree(writing, ignore_errors=True)
-            self._record(identity, path, read_manifest(path).size_bytes, None, began)
+            self._record(identity, path, manifest.size_bytes, None, began)
 
     def _record(
         self, identity: Identity, path: Path, size_bytes: int, best: str | None, began: float

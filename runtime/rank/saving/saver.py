@@ -187,7 +187,9 @@ class Saver:
 
         Return what `write` returns for a checkpoint of the script's own schedule that is written directly.
         """
-        contents, snapshots = self._contents, None if self._memory_was_short() else self._snapshots
+        contents, snapshots = self._contents, self._snapshots
+        if self._step < self._no_snapshots_before:
+            snapshots = None  # one lacked memory recently; equal on every rank
         if snapshots is None and not required:
             return None
         began = time.perf_counter()
@@ -211,13 +213,15 @@ class Saver:
         elif not taken and required:
             identity = contents.identity(scheduled=scheduled, kept=kept)
             if scheduled:
-                returned = self._direct.save(identity, write, best=contents.best, began=began)
+                returned = self._direct.save(identity, write, began=began)
             else:
                 self._direct.save_snapshot(identity, write, began=began)
             self._note_stop(self._direct.written)
             taken = True
         if taken:
-            self._record_saved(began)
+            slot = self._session.slot
+            self.saved_step = slot.checkpoint_step = self._step
+            slot.checkpoint_seconds += time.perf_counter() - began
         return returned
 
     def _try_snapshot(
@@ -254,10 +258,6 @@ class Saver:
     def _step(self) -> int:
         return self._contents.step
 
-    def _memory_was_short(self) -> bool:
-        """Whether a snapshot recently lacked memory; equal on every rank."""
-        return self._step < self._no_snapshots_before
-
     def _will_be_durable(self, step: int) -> bool:
         """Whether the step's checkpoint is in memory and will be written to disk. Called on rank 0.
 
@@ -281,11 +281,6 @@ class Saver:
             if manifest.train_call_key == (run_id, self._call.ordinal):
                 return path
         return None
-
-    def _record_saved(self, began: float) -> None:
-        slot = self._session.slot
-        self.saved_step = slot.checkpoint_step = self._step
-        slot.checkpoint_seconds += time.perf_counter() - began
 
     def _refuse_non_finite(self, *, scheduled: bool) -> None:
         """Journal and print, once per step, that the step is not saved."""

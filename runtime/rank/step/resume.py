@@ -24,13 +24,9 @@ from grpo_run.runtime.errors import ResumeMismatchError, Stopped
 from grpo_run.runtime.history import checkpoint_backups
 from grpo_run.runtime.history.events import ResumeChosen, TrainRestored
 from grpo_run.runtime.history.run_directory import RunDirectory
+from grpo_run.runtime.history.train_calls import CallDirectory
 from grpo_run.runtime.rank.resuming.choice import agree
-from grpo_run.runtime.rank.resuming.identification import (
-    IdentifiedCall,
-    directory_of,
-    find_mismatch,
-    identify,
-)
+from grpo_run.runtime.rank.resuming.identification import IdentifiedCall, find_mismatch, identify
 from grpo_run.runtime.rank.resuming.memory import checkpoint_for, open_expected
 from grpo_run.runtime.rank.resuming.request import ResumeChoice, ResumeRequest
 from grpo_run.runtime.rank.session import Session
@@ -181,7 +177,12 @@ def _identify(
 ) -> tuple[IdentifiedCall, dict[str, Any]]:
     """Recognize the call among those of the run; also return what the journal records of it."""
     settings = session.settings
-    directory = directory_of(call.output_dir, not_before=settings.attempt_started_at, now=time.time())
+    directory = CallDirectory(
+        path=os.path.realpath(call.output_dir),
+        not_before=settings.attempt_started_at,
+        not_after=time.time(),
+        pid=os.getpid(),
+    )
     identified = identify(
         call,
         settings.known_calls,
@@ -190,12 +191,11 @@ def _identify(
         directory=directory,
         run_id=session.config.run_id,
     )
-    replaces = identified.lost.ordinal if identified.lost is not None else 0
     record = {
         "trainer_class": call.trainer_class,
         "output_dir": directory.path,
         "settings": digest,
-        "replaces": replaces,
+        "replaces": identified.lost.ordinal if identified.lost is not None else 0,
     }
     return identified, record
 
