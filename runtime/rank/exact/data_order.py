@@ -113,10 +113,10 @@ class DataOrder:
 
     def _watch(self) -> bool:
         """Replace the sampler's class with a subclass that records its state before each epoch."""
-        original, record = self._class, self._record_start
+        original = self._class
 
         def __iter__(sampler: Any) -> Any:
-            record()
+            self._at_start = self._sampler_state()
             return original.__iter__(sampler)
 
         namespace = {
@@ -131,9 +131,6 @@ class DataOrder:
             self._warn(FOREIGN_SAMPLER.format(name=original.__qualname__))
             return False
         return True
-
-    def _record_start(self) -> None:
-        self._at_start = self._sampler_state()
 
     def _sampler_state(self) -> dict[str, Any]:
         generator, epoch = getattr(self.sampler, "generator", None), getattr(self.sampler, "epoch", None)

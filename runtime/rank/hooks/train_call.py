@@ -123,9 +123,8 @@ def run_train_call(
     call = guard.begin_call(type(trainer).__qualname__, trainer.args.output_dir)
     facts = TrainerFacts.of(trainer, session.world_size)
     publish_facts(trainer, facts, session)
-    fitting = fitting_facts(trainer, facts, session)
-    agreed = agree_on_resume(session, call, script_argument or None, fitting, claimed=guard.claimed)
-    call, resume = guard.recognize(call, agreed.choice.ordinal), agreed.choice
+    agreed = agree_on_resume(guard, call, script_argument or None, fitting_facts(trainer, facts, session))
+    call, resume = agreed.call, agreed.choice
     if (text := order_warning(trainer, facts)) is not None and session.world_size > 1:
         session.warn(text)
     with ExitStack() as hooks:

@@ -218,12 +218,12 @@ class LoopState:
     def _file_bytes(self) -> dict[str, int]:
         found: dict[str, int] = {}
         for key, module in self.modules.items():
-            found[self._name(key)] = sum(one.numel() * one.element_size() for one in module.parameters())
+            found[self._name(key)] = sum(one.nbytes for one in module.parameters())
         for key, optimizer in self.optimizers.items():
             trained = (
                 one for group in optimizer.param_groups for one in group["params"] if one.requires_grad
             )
-            found[self._name(key)] = 2 * sum(one.numel() * one.element_size() for one in trained)
+            found[self._name(key)] = 2 * sum(one.nbytes for one in trained)
         return found
 
     def write(self, folder: Path) -> None:
@@ -236,7 +236,7 @@ class LoopState:
             return
         owners: dict[str, Any] = {**self.modules, **self.optimizers}
         for key, owner in owners.items():
-            torch.save(to_saved(owner.state_dict(), f"the state of {key!r}"), self._path(folder, key))
+            torch.save(to_saved(owner.state_dict(), f"the state of {key!r}"), folder / self._name(key))
 
     def load(self, folder: Path) -> None:
         """Load the files into the script's modules and optimizers.
@@ -254,17 +254,13 @@ class LoopState:
             with _fitting(key, folder):
                 optimizer.load_state_dict(optimizer_from_saved(saved, parameters))
 
-    def _path(self, folder: Path, key: str) -> Path:
-        return folder / self._name(key)
-
     def _name(self, key: str) -> str:
         rank = "" if self.layout == REPLICATED else f".rank{self.rank}"
         return f"{quote(key, safe=' ')}{rank}.pt"
 
     def _read(self, folder: Path, key: str) -> Any:
-        path = self._path(folder, key)
         try:
-            return torch.load(path, map_location="cpu", weights_only=True)
+            return torch.load(folder / self._name(key), map_location="cpu", weights_only=True)
         except OSError as error:
             raise CheckpointError(
                 f"{folder} does not contain state[{key!r}] of the loop: {error.strerror}; use the state that"

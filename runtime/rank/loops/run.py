@@ -157,8 +157,8 @@ class SupervisedLoop:
         facts = CallFacts(
             parameters=self._state.named_shapes() if session.is_main else (), settings=self._digest()
         )
-        agreed = agree_on_resume(session, call, None, facts, claimed=guard.claimed)
-        self._call, resume = guard.recognize(call, agreed.choice.ordinal), agreed.choice
+        agreed = agree_on_resume(guard, call, None, facts)
+        self._call, resume = agreed.call, agreed.choice
         self._contents = LoopContents(
             session, self._call, self._state, limit=save_total_limit, write_rank_state=self._write_rank_state
         )

@@ -12,7 +12,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from typing import Any, TypeVar
 
@@ -113,11 +113,9 @@ def _bound(variable: ContextVar[Value | None], value: Value | None) -> Iterator[
         variable.reset(token)
 
 
-@contextmanager
-def with_criteria(add: AddCriteria) -> Iterator[None]:
+def with_criteria(add: AddCriteria) -> AbstractContextManager[None]:
     """Add criteria to the next call of `generate` in the block."""
-    with _bound(_criteria, add):
-        yield
+    return _bound(_criteria, add)
 
 
 @contextmanager

@@ -237,7 +237,7 @@ def _bytes_of(tensor: torch.Tensor) -> memoryview:
     flat = torch.empty(0, dtype=torch.uint8).set_(
         plain.untyped_storage(),  # type: ignore[call-overload, unused-ignore]
         start,
-        (_size_bytes(plain),),
+        (plain.nbytes,),
     )
     return memoryview(flat.numpy())
 
@@ -268,7 +268,7 @@ def safetensors_header(tensors: Any, metadata: Mapping[str, str] | None) -> byte
         content["__metadata__"] = dict(metadata)
     position = 0
     for name, tensor in sorted(tensors.items(), key=_sort_key):
-        end = position + _size_bytes(tensor)
+        end = position + tensor.nbytes
         content[name] = {
             "dtype": tensor_files.SAFETENSORS_TYPES[_type_name(tensor)],
             "shape": list(tensor.shape),
@@ -291,17 +291,13 @@ def _is_plain(tensor: torch.Tensor) -> bool:
         and not tensor.is_neg()
         and _type_name(tensor) in tensor_files.SAFETENSORS_TYPES
         # sharding frees the storage of a parameter and keeps its shape
-        and tensor.storage_offset() * tensor.element_size() + _size_bytes(tensor)
+        and tensor.storage_offset() * tensor.element_size() + tensor.nbytes
         <= tensor.untyped_storage().nbytes()
     )
 
 
 def _type_name(tensor: torch.Tensor) -> str:
     return str(tensor.dtype).removeprefix("torch.")
-
-
-def _size_bytes(tensor: torch.Tensor) -> int:
-    return tensor.numel() * tensor.element_size()
 
 
 _TYPE_ORDER = {name: position for position, name in enumerate(tensor_files.SAFETENSORS_TYPES)}

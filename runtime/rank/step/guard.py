@@ -78,11 +78,6 @@ class AttemptState:
                 " its own"
             )
 
-    def recognize(self, call: TrainCall, ordinal: int) -> TrainCall:
-        """Return the call with its number in the run, on which all ranks have agreed."""
-        self.claimed.add(ordinal)
-        return call.model_copy(update={"ordinal": ordinal})
-
     @property
     def snapshots(self) -> Snapshots | None:
         """In-memory snapshots of this rank; None if checkpoints are written directly to disk."""

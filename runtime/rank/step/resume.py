@@ -51,27 +51,22 @@ class CallFacts:
 
 @dataclass(frozen=True, kw_only=True)
 class AgreedResume:
-    """What a call resumes from, and what rank 0 records of the call when it has begun."""
+    """A call with its number in the run, what it resumes from, and what rank 0 records when it has begun."""
 
+    call: TrainCall
     choice: ResumeChoice
     record: Mapping[str, Any] = field(default_factory=dict)
 
 
 def agree_on_resume(
-    session: Session,
-    call: TrainCall,
-    script_argument: str | bool | None,
-    facts: CallFacts | None = None,
-    *,
-    claimed: Iterable[int] = (),
+    guard: AttemptState, call: TrainCall, script_argument: str | bool | None, facts: CallFacts
 ) -> AgreedResume:
     """Choose on rank 0 what the call resumes from, and return the same choice on every rank. Collective.
 
     Args:
         call: numbered by its position in the script.
         script_argument: the script's own `resume_from_checkpoint` argument; None if it gave none.
-        facts: what checkpoints must fit; nothing is compared without.
-        claimed: numbers of the run's calls that were recognized in this attempt.
+        facts: what checkpoints must fit.
 
     Raises:
         Stopped: the user requested a stop before the call.
@@ -81,13 +76,13 @@ def agree_on_resume(
         ResumeMismatchError: on rank 0, if the call repeats or leaves out work of this run although the user
             has asked for none (`--require-resume`).
     """
+    session, claimed = guard.session, frozenset(guard.claimed)
     # a vote is still in progress if the script caught the exception that ended its previous train() call
     session.votes.collect()
     stop = session.votes.maximum(int(session.board.requests[0]))
     if stop:
         raise Stopped(session.slot.step)
-    facts = facts or CallFacts()
-    snapshot = open_expected(session, frozenset(claimed))
+    snapshot = open_expected(session, claimed)
     config, settings = session.config, session.settings
     request = ResumeRequest(
         call=call,
@@ -116,6 +111,7 @@ def agree_on_resume(
             in_memory=checkpoint_for(snapshot, identified.call),
         )
     choice = agree(session, request)
+    call = call.model_copy(update={"ordinal": choice.ordinal})
     if snapshot is not None:
         if choice.in_memory:
             choice = replace(choice, snapshot=snapshot)
@@ -124,12 +120,12 @@ def agree_on_resume(
     if choice.notice:
         session.warn(choice.notice)
     if session.is_main:
-        call = identified.call
         if choice.reopened and choice.checkpoint is not None and choice.checkpoint.manifest.finished:
             mark_finished(choice.checkpoint.path, False)  # `save_total_limit` counts it again
         _report(session, identified, choice, rejected=session.rejected_checkpoints > rejected_before)
     _announce(session, call, choice)
-    return AgreedResume(choice=choice, record=record)
+    guard.claimed.add(choice.ordinal)
+    return AgreedResume(call=call, choice=choice, record=record)
 
 
 def _clean_up(session: Session, call: TrainCall) -> None:

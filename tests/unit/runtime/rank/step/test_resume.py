@@ -11,7 +11,8 @@ from support.identities import identity
 
 from grpo_run.runtime.checkpoints.manifest import TrainCall, mark_finished, write_manifest
 from grpo_run.runtime.errors import Stopped
-from grpo_run.runtime.rank.step.resume import agree_on_resume
+from grpo_run.runtime.rank.step.guard import AttemptState
+from grpo_run.runtime.rank.step.resume import CallFacts, agree_on_resume
 
 Events = Callable[[], list[dict[str, Any]]]
 
@@ -36,7 +37,7 @@ def publish(call: TrainCall, step: int, *, run_id: str = "run-1", finished: bool
 def test_the_chosen_checkpoint_is_reported(session: Any, call: TrainCall) -> None:
     """The message has the call and the checkpoint's path."""
     path = publish(call, 5)
-    assert agree_on_resume(session, call, None).choice.argument == str(path)
+    assert agree_on_resume(AttemptState(session), call, None, CallFacts()).choice.argument == str(path)
     assert session.notified == [f"train() call 1 (GRPOTrainer) resumes from {path}"]
 
 
@@ -46,7 +47,7 @@ def test_a_rejected_checkpoint_is_reported_and_journaled(
     """The message has its path and the reason."""
     path = publish(call, 5)
     (path / "model.safetensors").write_bytes(b"weightz")
-    assert agree_on_resume(session, call, None).choice.argument is None
+    assert agree_on_resume(AttemptState(session), call, None, CallFacts()).choice.argument is None
     record, chosen = events()
     assert (chosen["event"], chosen["step"], chosen["path"]) == ("resume_chosen", 0, None)
     assert (record["event"], record["step"], record["path"]) == ("checkpoint_rejected", 5, str(path))
@@ -59,7 +60,7 @@ def test_a_rejected_checkpoint_is_reported_and_journaled(
 def test_a_finished_call_is_journaled_as_restored(session: Any, call: TrainCall, events: Events) -> None:
     """It is not trained again."""
     path = publish(call, 20, finished=True)
-    assert agree_on_resume(session, call, None).choice.finished
+    assert agree_on_resume(AttemptState(session), call, None, CallFacts()).choice.finished
     assert [(record["event"], record["step"]) for record in events()] == [
         ("resume_chosen", 20),
         ("train_restored", 20),
@@ -70,7 +71,7 @@ def test_a_finished_call_is_journaled_as_restored(session: Any, call: TrainCall,
 def test_checkpoints_of_another_run_are_warned_of(session: Any, call: TrainCall, events: Events) -> None:
     """The warning is journaled and printed."""
     publish(call, 5, run_id="run-0", finished=True)
-    assert agree_on_resume(session, call, None).choice.argument is None
+    assert agree_on_resume(AttemptState(session), call, None, CallFacts()).choice.argument is None
     assert [record["event"] for record in events()] == ["warning", "resume_chosen"]
     assert "run-0" in session.notified[0]
 
@@ -79,4 +80,4 @@ def test_a_stop_requested_before_the_call_takes_effect_at_once(session: Any, cal
     """Before the model is moved to its device and a rollout starts."""
     session.board.request_stop()
     with pytest.raises(Stopped):
-        agree_on_resume(session, call, None)
+        agree_on_resume(AttemptState(session), call, None, CallFacts())
