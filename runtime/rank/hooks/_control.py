@@ -17,7 +17,6 @@ ends is seen only where all ranks are on one host.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -28,7 +27,7 @@ from grpo_run.runtime.rank.hooks._phases import UNMARKED_CALLBACKS, full_name
 from grpo_run.runtime.rank.session import Session
 from grpo_run.runtime.rank.step.step_vote import NO_REQUESTS
 from grpo_run.runtime.rank.vote import ControlRequests, either
-from grpo_run.runtime.upstream.patches import override_attributes
+from grpo_run.runtime.upstream.patches import wrapped_methods
 
 WORDS = dict(zip(ControlRequests._fields, ("stop", "end the epoch", "save", "evaluate", "log"), strict=True))
 LIBRARY_CALLBACKS = (*UNMARKED_CALLBACKS, "transformers.integrations.", "trl.")
@@ -86,9 +85,8 @@ class ControlVote:
         """Within the block, tell what the schedule sets from what the script sets."""
         for callback in self._trainer.callback_handler.callbacks:
             if type(callback) is DefaultFlowCallback:
-                wrapped = functools.partial(self._schedule, callback.on_step_end)
-                at_epoch = functools.partial(self._schedule, callback.on_epoch_end)
-                with override_attributes(callback, on_step_end=wrapped, on_epoch_end=at_epoch):
+                schedule = [self._schedule]
+                with wrapped_methods(callback, {"on_step_end": schedule, "on_epoch_end": schedule}):
                     yield
                 return
         yield

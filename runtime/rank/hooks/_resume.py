@@ -6,10 +6,9 @@ checkpoint.
 
 from __future__ import annotations
 
-import functools
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,7 @@ from grpo_run.runtime.rank.session import Session
 from grpo_run.runtime.rank.step.resume import CallFacts
 from grpo_run.runtime.rank.trainer_facts import TrainerFacts
 from grpo_run.runtime.upstream import trainer_names
-from grpo_run.runtime.upstream.patches import override_attributes
+from grpo_run.runtime.upstream.patches import Handler, override_attributes, wrapped_methods
 
 
 def fitting_facts(trainer: Any, facts: TrainerFacts, session: Session) -> CallFacts:
@@ -34,23 +33,18 @@ def fitting_facts(trainer: Any, facts: TrainerFacts, session: Session) -> CallFa
     )
 
 
-@contextmanager
-def epochs_skipped(trainer: Any, over: Callable[[], bool]) -> Iterator[None]:
+def epochs_skipped(trainer: Any, over: Callable[[], bool]) -> AbstractContextManager[None]:
     """Within the block, `train()` takes no step if `over` returns true when its first epoch begins."""
-    run_epoch = getattr(trainer, trainer_names.RUN_EPOCH, None)
-    if run_epoch is None:
-        with _epochs_without_batches(trainer, over):
-            yield
-        return
+    if not hasattr(trainer, trainer_names.RUN_EPOCH):
+        return _epochs_without_batches(trainer, over)
 
-    def run_or_skip(*args: Any, **kwargs: Any) -> Any:
+    def run_or_skip(run_epoch: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         if not over():
             return run_epoch(*args, **kwargs)
         trainer.control.should_training_stop = True
         return None
 
-    with override_attributes(trainer, **{trainer_names.RUN_EPOCH: run_or_skip}):
-        yield
+    return wrapped_methods(trainer, {trainer_names.RUN_EPOCH: [run_or_skip]})
 
 
 @contextmanager
@@ -58,14 +52,13 @@ def _epochs_without_batches(trainer: Any, over: Callable[[], bool]) -> Iterator[
     """As `epochs_skipped` before transformers 5.3, where epochs are no method of their own: a skipped one has
     no batches and no events, and draws no random numbers.
     """
-    handler, drawn = trainer.callback_handler, []
+    drawn = []
 
-    def unless_over(original: Callable[..., Any], instead: Callable[[], Any]) -> Callable[..., Any]:
-        @functools.wraps(original)
-        def call(*args: Any, **kwargs: Any) -> Any:
+    def unless_over(instead: Callable[[], Any]) -> list[Handler]:
+        def call(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
             return instead() if over() else original(*args, **kwargs)
 
-        return call
+        return [call]
 
     def begin() -> Any:
         drawn.append(read_generators())
@@ -79,15 +72,12 @@ def _epochs_without_batches(trainer: Any, over: Callable[[], bool]) -> Iterator[
         write_generators(drawn.pop())
 
     with (
-        override_attributes(
-            handler,
-            on_epoch_begin=unless_over(handler.on_epoch_begin, begin),
-            on_epoch_end=unless_over(handler.on_epoch_end, lambda: trainer.control),
+        wrapped_methods(
+            trainer.callback_handler,
+            {"on_epoch_begin": unless_over(begin), "on_epoch_end": unless_over(lambda: trainer.control)},
         ),
-        override_attributes(
-            trainer,
-            get_batch_samples=unless_over(trainer.get_batch_samples, read),
-            **{trainer_names.AFTER_STEP: unless_over(getattr(trainer, trainer_names.AFTER_STEP), end)},
+        wrapped_methods(
+            trainer, {"get_batch_samples": unless_over(read), trainer_names.AFTER_STEP: unless_over(end)}
         ),
     ):
         yield

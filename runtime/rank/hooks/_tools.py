@@ -20,7 +20,7 @@ from grpo_run.runtime.rank.session import Session
 from grpo_run.runtime.rank.trainer_facts import SHARDED, TrainerFacts
 from grpo_run.runtime.upstream import trainer_names
 from grpo_run.runtime.upstream.async_functions import finished_within
-from grpo_run.runtime.upstream.patches import override_attributes
+from grpo_run.runtime.upstream.patches import Handler, override_attributes, wrapped_methods
 from grpo_run.watchdog.observation import Phase
 from grpo_run.watchdog.text import reset_name, tool_name
 
@@ -32,13 +32,12 @@ def mark_tools(trainer: Any, facts: TrainerFacts, session: Session) -> Iterator[
     """Mark the tools and environments of a trainer for the length of the block; a trainer without them is
     left alone.
     """
-    call_tools = getattr(trainer, trainer_names.TOOL_CALLS, None) if facts.tools_available else None
     if (text := uneven_turns(facts)) is not None:
         session.warn(text)
     with ExitStack() as marks:
-        if call_tools is not None:
-            marked = _with_marked_tools(trainer, call_tools, session)
-            marks.enter_context(override_attributes(trainer, **{trainer_names.TOOL_CALLS: marked}))
+        if facts.tools_available:
+            mark = _marked_tools(trainer, session)
+            marks.enter_context(wrapped_methods(trainer, {trainer_names.TOOL_CALLS: [mark]}))
         single = getattr(trainer, trainer_names.ENVIRONMENT_LIST, None) or ()
         pools = getattr(trainer, trainer_names.ENVIRONMENTS, {"": single})
         for kind in {type(environment) for pool in pools.values() for environment in pool}:
@@ -118,14 +117,13 @@ class _AsyncTools:
         raise TimeoutError(f"no answer within {limit_seconds:g} s")
 
 
-def _with_marked_tools(trainer: Any, call_tools: Callable[..., Any], session: Session) -> Callable[..., Any]:
+def _marked_tools(trainer: Any, session: Session) -> Handler:
     kinds = (
         (trainer_names.SYNC_TOOLS, functools.partial(_sync, session)),
         (trainer_names.ASYNC_TOOLS, _AsyncTools(session).mark),
     )
 
-    @functools.wraps(call_tools)
-    def marked(*args: Any, **kwargs: Any) -> Any:
+    def mark_first(call_tools: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         for attribute, mark in kinds:
             for tools in getattr(trainer, attribute, ()):
                 for name, tool in tools.items():
@@ -133,7 +131,7 @@ def _with_marked_tools(trainer: Any, call_tools: Callable[..., Any], session: Se
                         tools[name] = mark(tool, tool_name(name))
         return call_tools(*args, **kwargs)
 
-    return marked
+    return mark_first
 
 
 def _sync(session: Session, function: Callable[..., Any], name: str) -> Callable[..., Any]:

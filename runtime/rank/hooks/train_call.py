@@ -39,7 +39,7 @@ from grpo_run.runtime.rank.step.resume import agree_on_resume, held_snapshot, re
 from grpo_run.runtime.rank.step.step_vote import StepVote
 from grpo_run.runtime.rank.trainer_facts import TrainerFacts
 from grpo_run.runtime.upstream import input_gradients, tensor_files, trainer_names
-from grpo_run.runtime.upstream.patches import override_attributes, wrapped_methods
+from grpo_run.runtime.upstream.patches import wrapped_methods
 
 
 @contextmanager
@@ -61,17 +61,15 @@ def record_model_activity(
                 one(keywords)
 
         handle = model.register_forward_pre_hook(record, with_kwargs=True)
-    backward = accelerator.backward
 
-    @functools.wraps(backward)
-    def logged_backward(*args: Any, **kwargs: Any) -> Any:
+    def logged_backward(backward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         if not accelerator.sync_gradients:
             return backward(*args, **kwargs)
         with session.recorder.backward(trainer.model_wrapped):
             return backward(*args, **kwargs)
 
     try:
-        with override_attributes(accelerator, backward=logged_backward):
+        with wrapped_methods(accelerator, {"backward": [logged_backward]}):
             yield
     finally:
         if handle is not None:

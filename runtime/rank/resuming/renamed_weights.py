@@ -9,18 +9,17 @@ resume of a call. Does not change what a checkpoint holds.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 
 from grpo_run.runtime.upstream import trainer_names
-from grpo_run.runtime.upstream.patches import override_attributes
+from grpo_run.runtime.upstream.patches import override_attributes, wrapped_methods
 
 
-@contextmanager
-def restore_renamed_weights(trainer: Any, warn: Callable[[str], None]) -> Iterator[None]:
+def restore_renamed_weights(trainer: Any, warn: Callable[[str], None]) -> AbstractContextManager[None]:
     """Within the block, a resume loads weights that the checkpoint has under other names too.
 
     Weights that are trained and not in the checkpoint at all are named in a warning. Under DeepSpeed and
@@ -29,9 +28,8 @@ def restore_renamed_weights(trainer: Any, warn: Callable[[str], None]) -> Iterat
     Args:
         warn: called with one line.
     """
-    resume = getattr(trainer, trainer_names.LOAD_WEIGHTS)
 
-    def load(*args: Any, **kwargs: Any) -> Any:
+    def load(resume: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         model = trainer.model
         loaded = _LoadedNames(model)
         with override_attributes(model, load_state_dict=loaded.load):
@@ -48,8 +46,7 @@ def restore_renamed_weights(trainer: Any, warn: Callable[[str], None]) -> Iterat
             )
         return result
 
-    with override_attributes(trainer, **{trainer_names.LOAD_WEIGHTS: load}):
-        yield
+    return wrapped_methods(trainer, {trainer_names.LOAD_WEIGHTS: [load]})
 
 
 class _LoadedNames:

@@ -8,10 +8,9 @@ Called by `runtime/rank/hooks/train_call.py`, which makes the trainer's checkpoi
 from __future__ import annotations
 
 import errno
-import functools
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,7 @@ from grpo_run.runtime.rank.session import Session
 from grpo_run.runtime.rank.trainer_facts import TrainerFacts
 from grpo_run.runtime.snapshots.headroom import is_full
 from grpo_run.runtime.upstream import trainer_names
-from grpo_run.runtime.upstream.patches import override_attributes
+from grpo_run.runtime.upstream.patches import override_attributes, wrapped_methods
 from grpo_run.runtime.upstream.process_names import FILTERS_CHANGED
 
 
@@ -106,9 +105,7 @@ class TrainerContents(CheckpointContents):
         with (
             # complete checkpoints during the run, because one of the model alone cannot be resumed
             override_attributes(self._trainer.args, save_total_limit=None, save_only_model=False),
-            override_attributes(
-                self._trainer, create_model_card=self._tolerate_full_disk(self._trainer.create_model_card)
-            ),
+            wrapped_methods(self._trainer, {"create_model_card": [self._tolerate_full_disk]}),
             self._output_in(folder.parent),
             self.log_history.stored_apart(self._trainer.state, folder),
         ):
@@ -127,21 +124,17 @@ class TrainerContents(CheckpointContents):
         ):
             yield
 
-    def _tolerate_full_disk(self, create_model_card: Callable[..., None]) -> Callable[..., None]:
-        """Wrap TRL's method so that a disk that is full or read-only loses only the model card.
+    def _tolerate_full_disk(self, create_model_card: Callable[..., None], *args: Any, **kwargs: Any) -> None:
+        """Call TRL's method; a disk that is full or read-only loses only the model card.
 
         Only rank 0 calls it, during the save: if it raised, the other ranks would wait in the save.
         """
-
-        def create(*args: Any, **kwargs: Any) -> None:
-            try:
-                create_model_card(*args, **kwargs)
-            except OSError as error:
-                if error.errno != errno.EROFS and not is_full(error, Path(self.call.output_dir)):
-                    raise
-                self._session.warn_in_journal(f"no model card: {error}")
-
-        return create
+        try:
+            create_model_card(*args, **kwargs)
+        except OSError as error:
+            if error.errno != errno.EROFS and not is_full(error, Path(self.call.output_dir)):
+                raise
+            self._session.warn_in_journal(f"no model card: {error}")
 
     @contextmanager
     def unnoticed(self) -> Iterator[None]:
@@ -205,30 +198,24 @@ def _quiet() -> Iterator[None]:
             logging.enable_progress_bar()
 
 
-@contextmanager
 def save_through(
     saver: Saver, trainer: Any, contents: TrainerContents, checkpoint: Callable[[], None]
-) -> Iterator[None]:
+) -> AbstractContextManager[None]:
     """Within the block, replace the trainer's checkpoint method.
 
     Args:
         checkpoint: called when the trainer has logged, evaluated and saved after a step or at the end of an
             epoch.
     """
-    save_checkpoint = getattr(trainer, trainer_names.SAVE_CHECKPOINT)
-    after_step = getattr(trainer, trainer_names.AFTER_STEP)
 
-    @functools.wraps(save_checkpoint)
-    def save(*args: Any, **kwargs: Any) -> Any:
+    def save(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         return saver.save(lambda folder: contents.write(folder, *args, **kwargs))
 
-    @functools.wraps(after_step)
-    def after(*args: Any, **kwargs: Any) -> Any:
-        result = after_step(*args, **kwargs)
+    def after(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        result = original(*args, **kwargs)
         checkpoint()
         return result
 
-    with override_attributes(
-        trainer, **{trainer_names.SAVE_CHECKPOINT: save, trainer_names.AFTER_STEP: after}
-    ):
-        yield
+    return wrapped_methods(
+        trainer, {trainer_names.SAVE_CHECKPOINT: [save], trainer_names.AFTER_STEP: [after]}
+    )
