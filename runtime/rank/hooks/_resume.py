@@ -1,4 +1,4 @@
-"""Describe a `train()` call for the choice of its checkpoint, and restore a finished call without training.
+"""Restore a `train()` call that was over, or finished in an earlier attempt, without training.
 
 Called by `train_call.py` around the original `train()`. `runtime/rank/step/resume.py` agrees on the
 checkpoint.
@@ -16,21 +16,9 @@ import torch
 
 from grpo_run.runtime.rank.exact.state import ExactState
 from grpo_run.runtime.rank.generators import read_generators, write_generators
-from grpo_run.runtime.rank.resuming.identification import settings_digest
 from grpo_run.runtime.rank.session import Session
-from grpo_run.runtime.rank.step.resume import CallFacts
-from grpo_run.runtime.rank.trainer_facts import TrainerFacts
 from grpo_run.runtime.upstream import trainer_names
 from grpo_run.runtime.upstream.patches import Handler, override_attributes, wrapped_methods
-
-
-def fitting_facts(trainer: Any, facts: TrainerFacts, session: Session) -> CallFacts:
-    """Return what the checkpoints of a trainer's call must fit."""
-    return CallFacts(
-        batch=facts.batch,
-        parameters=facts.shapes if session.is_main else (),
-        settings=settings_digest(trainer) if session.is_main else "",
-    )
 
 
 def epochs_skipped(trainer: Any, over: Callable[[], bool]) -> AbstractContextManager[None]:

@@ -24,18 +24,19 @@ from grpo_run.runtime.rank.exact.state import ExactState
 from grpo_run.runtime.rank.hooks._callback import GuardCallback
 from grpo_run.runtime.rank.hooks._control import ControlVote
 from grpo_run.runtime.rank.hooks._phases import mark_callbacks
-from grpo_run.runtime.rank.hooks._resume import RestoredCall, fitting_facts
+from grpo_run.runtime.rank.hooks._resume import RestoredCall
 from grpo_run.runtime.rank.hooks._rollout_hooks import rollouts_hooked
 from grpo_run.runtime.rank.memory_facts import publish_facts
 from grpo_run.runtime.rank.points import CallPoints
 from grpo_run.runtime.rank.resuming import request
+from grpo_run.runtime.rank.resuming.identification import settings_digest
 from grpo_run.runtime.rank.resuming.renamed_weights import restore_renamed_weights
 from grpo_run.runtime.rank.saving.saver import Saver
 from grpo_run.runtime.rank.saving.trainer_contents import TrainerContents, save_through
 from grpo_run.runtime.rank.session import Session
 from grpo_run.runtime.rank.step.events import StepEvents, finish, leave
 from grpo_run.runtime.rank.step.guard import AttemptState
-from grpo_run.runtime.rank.step.resume import agree_on_resume, held_snapshot, resumed_directory
+from grpo_run.runtime.rank.step.resume import CallFacts, agree_on_resume, held_snapshot, resumed_directory
 from grpo_run.runtime.rank.step.step_vote import StepVote
 from grpo_run.runtime.rank.trainer_facts import TrainerFacts
 from grpo_run.runtime.upstream import input_gradients, tensor_files, trainer_names
@@ -121,7 +122,12 @@ def run_train_call(
     call = guard.begin_call(type(trainer).__qualname__, trainer.args.output_dir)
     facts = TrainerFacts.of(trainer, session.world_size)
     publish_facts(trainer, facts, session)
-    agreed = agree_on_resume(guard, call, script_argument or None, fitting_facts(trainer, facts, session))
+    fitting = CallFacts(
+        batch=facts.batch,
+        parameters=facts.shapes if session.is_main else (),
+        settings=settings_digest(trainer) if session.is_main else "",
+    )
+    agreed = agree_on_resume(guard, call, script_argument or None, fitting)
     call, resume = agreed.call, agreed.choice
     if (text := order_warning(trainer, facts)) is not None and session.world_size > 1:
         session.warn(text)

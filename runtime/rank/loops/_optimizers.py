@@ -41,7 +41,8 @@ class OptimizerSteps:
         self._after = after
         self._pid = os.getpid()
         self._handles: list[Any] = []
-        self._taken = False
+        self.taken = False
+        """Whether an optimizer has taken a step in the present step of the loop."""
         self._used: dict[int, tuple[weakref.ref[torch.Tensor], int]] = {}
         self._observed: list[torch.Tensor] = []
 
@@ -63,13 +64,8 @@ class OptimizerSteps:
             act()
 
     def _note_taken(self) -> None:
-        self._taken = True
+        self.taken = True
         self._after()
-
-    @property
-    def taken(self) -> bool:
-        """Whether an optimizer has taken a step in the present step of the loop."""
-        return self._taken
 
     def take_pending(self) -> bool:
         """Return whether gradients were added since the last optimizer step, and begin the next step of the
@@ -78,7 +74,7 @@ class OptimizerSteps:
         Gradients that a step has used stay until the script sets them to zero, and those that are not finite
         have made a gradient scaler skip the step: neither is pending.
         """
-        taken, self._taken = self._taken, False
+        taken, self.taken = self.taken, False
         if taken:
             self._used = {
                 index: (weakref.ref(gradient), gradient._version) for index, gradient in self._gradients()

@@ -27,6 +27,8 @@ from grpo_run.runtime.upstream import torch_names
 
 PARTS = ("batch_sampler", "sampler", "dataset")
 """Attributes under which loaders and samplers refer to what may have a generator or an epoch."""
+_END = object()
+"""Stands for the batch after the last one of an epoch."""
 
 
 class DataPosition:
@@ -64,10 +66,10 @@ class DataPosition:
             if self._reads_ahead:
                 self._before = global_rng()
             if self._iterator is None:
-                found, batch = self._first_of_resumed(restore_random)
+                batch = self._first_of_resumed(restore_random)
             else:
-                found, batch = _next(self._iterator)
-            if found:
+                batch = next(self._iterator, _END)
+            if batch is not _END:
                 self._batches += 1
                 return batch
             if not self._batches:
@@ -119,8 +121,8 @@ class DataPosition:
         set_global_rng(start["random"])
         _write(self._loader, start["generators"])
 
-    def _first_of_resumed(self, restore_random: Callable[[], None]) -> tuple[bool, Any]:
-        """Begin the resumed epoch, skip the batches that were used, and return the next one."""
+    def _first_of_resumed(self, restore_random: Callable[[], None]) -> Any:
+        """Begin the resumed epoch, skip the batches that were used, and return the next one or `_END`."""
         resumed, self._resumed = self._resumed, None
         assert resumed is not None, "the loop is resumed"
         waiting = [restore_random]
@@ -151,11 +153,11 @@ class DataPosition:
             else:  # the first batch read ahead was read with the one before it
                 self._iterator = iter(self._loader)
                 for _ in range(self._batches):
-                    _next(self._iterator)
+                    next(self._iterator, _END)
                 restore()
-            found = _next(self._iterator)
+            batch = next(self._iterator, _END)
             restore()  # a loader that reads on one rank for all asks only that rank's sampler
-        return found
+        return batch
 
 
 class _SkippingSampler:
@@ -188,10 +190,10 @@ class _SkippingSampler:
             skipped, self._skipped = self._skipped, None
             self._begin()
             for _ in range(skipped):
-                _next(iterator)
+                next(iterator, _END)
             self._end()
-            found, batch = _next(iterator)
-            if found:
+            batch = next(iterator, _END)
+            if batch is not _END:
                 yield batch
                 self._end_ahead()
         yield from iterator
@@ -201,13 +203,6 @@ class _SkippingSampler:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)
-
-
-def _next(iterator: Iterator[Any]) -> tuple[bool, Any]:
-    """Return whether there is a next item, and the item."""
-    for item in iterator:
-        return True, item
-    return False, None
 
 
 def _base(loader: Any) -> Any:

@@ -102,27 +102,19 @@ class TrainerContents(CheckpointContents):
         """
         if not args and not kwargs:
             args = (self._trainer.model_wrapped, None)
+        directory, elsewhere = folder.parent, dict[str, Any]()
+        if directory != Path(self.call.output_dir):
+            elsewhere = {trainer_names.OUTPUT_DIR: lambda trial=None: str(directory)}
         with (
             # complete checkpoints during the run, because one of the model alone cannot be resumed
             override_attributes(self._trainer.args, save_total_limit=None, save_only_model=False),
             wrapped_methods(self._trainer, {"create_model_card": [self._tolerate_full_disk]}),
-            self._output_in(folder.parent),
+            override_attributes(self._trainer, **elsewhere),
             self.log_history.stored_apart(self._trainer.state, folder),
         ):
             returned = self._save_checkpoint(*args, **kwargs)
         self._exact.save(folder)
         return returned
-
-    @contextmanager
-    def _output_in(self, directory: Path) -> Iterator[None]:
-        """Let the trainer's method write below another directory than the script's `output_dir`."""
-        if directory == Path(self.call.output_dir):
-            yield
-            return
-        with override_attributes(
-            self._trainer, **{trainer_names.OUTPUT_DIR: lambda trial=None: str(directory)}
-        ):
-            yield
 
     def _tolerate_full_disk(self, create_model_card: Callable[..., None], *args: Any, **kwargs: Any) -> None:
         """Call TRL's method; a disk that is full or read-only loses only the model card.
