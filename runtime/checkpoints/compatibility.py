@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from blake3 import blake3
 
@@ -48,6 +49,15 @@ class BatchGeometry:
             f"{_count_ranks(self.ranks)} x per_device_train_batch_size {self.per_device}"
             f" x gradient_accumulation_steps {self.accumulation} = {self.samples} samples per optimizer step"
         )
+
+
+def named_shapes(parameters: Iterable[tuple[str, Any]]) -> tuple[NamedShape, ...]:
+    """Return name, full shape and type of each named parameter of torch."""
+    return tuple(
+        # under ZeRO-3 a parameter is empty and its shape is in `ds_shape`
+        (name, tuple(getattr(one, "ds_shape", one.shape)), str(one.dtype).removeprefix("torch."))
+        for name, one in parameters
+    )
 
 
 def digest_model_shape(parameters: Iterable[NamedShape]) -> str:

@@ -11,7 +11,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from grpo_run.runtime.checkpoints.compatibility import BatchGeometry, NamedShape, digest_model_shape
+from grpo_run.runtime.checkpoints.compatibility import (
+    BatchGeometry,
+    NamedShape,
+    digest_model_shape,
+    named_shapes,
+)
 from grpo_run.runtime.memory.facts import Generator
 from grpo_run.runtime.upstream import trainer_names
 from grpo_run.runtime.upstream.features import LEAVING_ROWS, TOOLS, is_available
@@ -67,6 +72,7 @@ class TrainerFacts:
     def of(cls, trainer: Any, world_size: int) -> TrainerFacts:
         """Read the facts of a trainer."""
         args = getattr(trainer, "args", None)
+        model: Any = getattr(trainer, "model", None)
         uses_vllm = bool(getattr(args, "use_vllm", False))
         in_process = uses_vllm and getattr(args, "vllm_mode", "") == "colocate"
         return cls(
@@ -77,7 +83,7 @@ class TrainerFacts:
             world_size=world_size,
             layout=_layout(trainer),
             batch=_batch(args, world_size),
-            shapes=_named_shapes(trainer),
+            shapes=named_shapes(model.named_parameters()) if hasattr(model, "named_parameters") else (),
             file_bytes=_file_bytes(trainer),
             generates=_generates(trainer),
             uses_vllm=uses_vllm,
@@ -102,21 +108,6 @@ class TrainerFacts:
             "layout": self.layout,
             "model_shape": digest_model_shape(self.shapes) if self.shapes else None,
         }
-
-
-def _named_shapes(trainer: Any) -> tuple[NamedShape, ...]:
-    model = getattr(trainer, "model", None)
-    if model is None or not hasattr(model, "named_parameters"):
-        return ()
-    return tuple(
-        # under ZeRO-3 a parameter is empty and its shape is in `ds_shape`
-        (
-            name,
-            tuple(getattr(parameter, "ds_shape", parameter.shape)),
-            str(parameter.dtype).rpartition(".")[2],
-        )
-        for name, parameter in model.named_parameters()
-    )
 
 
 def _batch(args: Any, world_size: int) -> BatchGeometry | None:

@@ -24,7 +24,7 @@ import numpy as np
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from grpo_run.runtime.checkpoints.compatibility import NamedShape, digest_model_shape
+from grpo_run.runtime.checkpoints.compatibility import NamedShape, digest_model_shape, named_shapes
 from grpo_run.runtime.errors import CheckpointError, ConfigError
 from grpo_run.runtime.rank.exact.callback_state import GENERATORS
 from grpo_run.runtime.rank.exact.encoding import is_stateful
@@ -194,8 +194,8 @@ class LoopState:
 
     def named_shapes(self) -> tuple[NamedShape, ...]:
         """Return name, full shape and type of every parameter."""
-        return tuple(
-            (f"{key}.{name}", tuple(parameter.shape), str(parameter.dtype).rpartition(".")[2])
+        return named_shapes(
+            (f"{key}.{name}", parameter)
             for key, module in self.modules.items()
             for name, parameter in module.named_parameters()
         )
