@@ -29,10 +29,11 @@ def slot(rank: int, passes: int) -> Slot:
 
 def memory(peak_bytes: int, capacity_bytes: int) -> RankMemory:
     return RankMemory(
-        has_device=capacity_bytes > 0, capacity_bytes=capacity_bytes, readings=9, spent_seconds=0,
-        allocated_bytes=0, reserved_bytes=0, inactive_split_bytes=0, resident_bytes=0, peak_allocated_bytes=0,
-        peak_reserved_bytes=peak_bytes, retries=0, ooms=0, released_bytes=0, freed_bytes=0, phases={},
-    )  # fmt: skip
+        has_device=capacity_bytes > 0,
+        capacity_bytes=capacity_bytes,
+        readings=9,
+        peak_reserved_bytes=peak_bytes,
+    )
 
 
 def test_an_under_used_gpu_gets_the_batch_that_computes_the_same_update() -> None:
