@@ -146,11 +146,8 @@ def find_nonfinite(series: Series, step: int) -> Trip | None:
     """
     if not series or series[-1].step != step or (len(series) > 1 and series[-2].step == step - 1):
         return None
-    return Trip(
-        guard=LearningGuard.nonfinite,
-        step=step,
-        onset=step,
-        sentence=f"The loss or the gradient of step {step} is not finite.",
+    return _trip(
+        LearningGuard.nonfinite, series[-1:], f"The loss or the gradient of step {step} is not finite."
     )
 
 
@@ -193,27 +190,16 @@ def find_reward_collapse(series: Series, limit: float | None) -> Trip | None:
         deviation = max(spread / 3.29, _mad_deviation(sample), _noise(before))
         fall = level - max(last)
         large = fall >= share * abs(level) if level else False
-        if (
-            fall > 0
-            and fall >= deviations * deviation
-            and max(last) < low
-            and (large or _leaves(fall, spread))
-        ):
-            onset = _onset(series, level, median(last), length)
-            return Trip(
-                guard=LearningGuard.reward,
-                step=series[-1].step,
-                onset=onset,
-                sentence=(
-                    f"The mean reward fell from {level:.3g} to {median(last):.3g} at step {onset} and has"
-                    " stayed there."
-                ),
+        leaves = spread > 0 and fall >= SPREADS * spread
+        if fall > 0 and fall >= deviations * deviation and max(last) < low and (large or leaves):
+            since = _since_onset(series, level, median(last), length)
+            return _trip(
+                LearningGuard.reward,
+                since,
+                f"The mean reward fell from {level:.3g} to {median(last):.3g} at step {since[0].step} and has"
+                " stayed there.",
             )
     return None
-
-
-def _leaves(fall: float, spread: float) -> bool:
-    return spread > 0 and fall >= SPREADS * spread
 
 
 def _best_level(values: Sequence[float]) -> tuple[float, Sequence[float]]:
@@ -245,15 +231,13 @@ def _quantile(values: Sequence[float], fraction: float) -> float:
     return ordered[round(fraction * (len(ordered) - 1))]
 
 
-def _onset(series: Series, level: float, now: float, length: int) -> int:
-    """The step of the first of the last observations that are all nearer to the present than to the old
-    level.
-    """
+def _since_onset(series: Series, level: float, now: float, length: int) -> Series:
+    """The last observations that are all nearer to the present than to the old level."""
     middle = (level + now) / 2
     first = len(series) - length
     while first > 0 and series[first - 1].value < middle:
         first -= 1
-    return series[first].step
+    return series[first:]
 
 
 def _trip(guard: LearningGuard, series: Series, sentence: str) -> Trip:

@@ -19,7 +19,7 @@ import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from statistics import fmean
-from typing import Any, Protocol
+from typing import Any
 
 from grpo_run.runtime.features.learning_guards._judge import ObservationHistory, StepValues, Trip, judge
 from grpo_run.runtime.features.learning_guards.events import LearningGuardTripped, Reseeded
@@ -52,16 +52,6 @@ METRICS = {
 """Names of `StepValues`, and those under which TRL's GRPO and RLOO collect them. All are means over all
 ranks.
 """
-
-
-class StepReader(Protocol):
-    """Reads what the steps of a call show."""
-
-    def begin_step(self) -> None:
-        """A step begins: its batches have been read."""
-
-    def take(self) -> StepValues:
-        """Return what the finished step has shown, and begin the next one."""
 
 
 class LoggedSteps:
@@ -244,7 +234,7 @@ def alarm_of(trip: Trip) -> Alarm:
 class LearningGuards:
     """The guards of one call."""
 
-    def __init__(self, session: Session, points: CallPoints, steps: StepReader) -> None:
+    def __init__(self, session: Session, points: CallPoints, steps: LoggedSteps | TrainerSteps) -> None:
         self._session = session
         self._points = points
         self._steps = steps
@@ -310,7 +300,7 @@ class LearningGuardsPart(RankFeature):
 
     def call(self, session: Session, points: CallPoints) -> None:
         """Judge the steps of a call or loop."""
-        steps: StepReader
+        steps: LoggedSteps | TrainerSteps
         if points.trainer is not None:
             steps = TrainerSteps(points.trainer)
             points.hooks.enter_context(read_steps(points.trainer, steps))
