@@ -171,16 +171,13 @@ def _is_valid_norm(norm: Any) -> bool:
     return bool(_is_finite(local)) and bool((local >= 0).all())
 
 
-_SEEDS = 2**32
-
-
 def seed_of(run_id: str, order: FreshSeeds, group: int) -> int:
     """Return the seed of a group of ranks: reproducible, and different for each run, order and group.
 
     Args:
         group: the rank, or what ranks have in common that must sample alike.
     """
-    return zlib.crc32(f"{run_id} {order.number} {group}".encode()) % _SEEDS
+    return zlib.crc32(f"{run_id} {order.number} {group}".encode())
 
 
 def reseed(seed: int) -> None:
