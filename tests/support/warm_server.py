@@ -37,7 +37,7 @@ from typing import Any, NoReturn
 IMPORTED = (
     "grpo_run.cli.main",
     "grpo_run.cli.launch",
-    "grpo_run.cli.launching.supervise",
+    "grpo_run.runtime.launching._supervise",
     "grpo_run.cli.train",
     "grpo_run.dashboards.metrics.server",
     "grpo_run.dashboards.terminal.terminal",
