@@ -77,10 +77,13 @@ class Display(Protocol):
         """Give back what `reserve` has taken. Also called if the run has not begun."""
 
 
-class LineDisplay(Screen, Display):
+class LineDisplay:
     """Prints messages and the end of a run as lines to standard error; the output of ranks is in their files
-    only. Everything else that a display may do is not done.
+    only.
     """
+
+    def reserve(self) -> None:
+        """Nothing is needed."""
 
     def begin(self, config: RunConfig, tell: Callable[[str], None]) -> LineDisplay:
         """It is the screen, too."""
@@ -91,19 +94,43 @@ class LineDisplay(Screen, Display):
         """See `Display`."""
         self.notify(f"run in {directory.path}")
 
+    def start(self, status: StatusReader) -> None:
+        """Progress is not shown."""
+
     def notify(self, text: str) -> None:
-        """See `Screen`."""
+        """See `Display`."""
         print(f"grpo-run: {text}", file=sys.stderr, flush=True)
 
+    def show_faults(self) -> None:
+        """Faults are in the journal and the result."""
+
+    def stop(self) -> None:
+        """Nothing is left."""
+
     def show_end(self, sentence: str, *, wrong_usage: bool, run_directory: Path) -> None:
-        """See `Screen`."""
+        """See `Display`."""
         self._tell(sentence)
         self.notify(sentence)
+
+    def linger(self, *, ended_at: float, until: float, interrupted: Callable[[], bool]) -> None:
+        """Nobody reads."""
+
+    def finish(self, interrupted: Callable[[], bool]) -> None:
+        """Nothing waits."""
+
+    def release(self) -> None:
+        """Nothing was taken."""
 
     def rank_line(self, rank: int, descriptor: int, line: str) -> None:
         """Show what the guard says in a rank, and nothing else."""
         if line.startswith("grpo-run: "):
             print(line, file=sys.stderr, flush=True)
+
+    def rank_bytes(self, rank: int, descriptor: int, data: bytes) -> None:
+        """Bytes are not passed on."""
+
+    def rank_file(self, rank: int, descriptor: int, path: Path, start: int) -> None:
+        """Files are not passed on."""
 
     def takes_bytes(self, descriptor: int) -> bool:
         """Lines are taken."""
