@@ -20,9 +20,7 @@ FACTS = GRPO.model_copy(
 def slot(rank: int, passes: int) -> Slot:
     return Slot(
         rank=rank, local_rank=rank, pid=1, attempt=0, state=RankState.training, phases=(), train_call=1,
-        step=1, target_steps=9, voted_step=1, voted_at_seconds=0, committed_step=1, train_started_seconds=0,
-        resumed_step=0, last_progress_seconds=0, writes=1, tokens_generated=0, rewards_scored=0, votes=0,
-        vote_wait_seconds=0, cleanup_runs=0, cleanup_seconds=0, checkpoint_step=0, checkpoint_seconds=0,
+        step=1, target_steps=9, voted_step=1, committed_step=1, last_progress_seconds=0, writes=1,
         generation_passes=passes,
     )  # fmt: skip
 
