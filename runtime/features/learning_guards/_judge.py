@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from itertools import islice, pairwise
 from statistics import median
 from typing import Any, NamedTuple
@@ -42,31 +42,9 @@ class Observation(NamedTuple):
 Series = Sequence[Observation]
 
 
-@dataclass(frozen=True, kw_only=True)
-class StepValues:
-    """What one step has shown; None for what it did not show. Equal on every rank, except `finite`.
-
-    A step that trains on an earlier rollout shows no reward. `kl` is None without a reference model.
-
-    Attributes:
-        finite: the loss and the norm of the gradient, before any filter, were finite.
-        reward: mean over all completions.
-        zero_variance: share of the groups whose rewards are all equal.
-        kl: mean KL divergence from the reference model, in nats.
-        entropy: mean entropy of the policy's next token, in nats.
-        capped: share of the completions that a limit ended.
-    """
-
-    finite: bool = True
-    reward: float | None = None
-    zero_variance: float | None = None
-    kl: float | None = None
-    entropy: float | None = None
-    capped: float | None = None
-
-
-NAMES = tuple(field.name for field in fields(StepValues) if field.name != "finite")
 NOT_FINITE = "not_finite"
+"""Name of the observation that the loss or the norm of the gradient, before any filter, was not finite. Ranks
+may differ in no other one."""
 
 
 _STORED = pydantic.TypeAdapter(dict[str, list[Observation]])
@@ -78,19 +56,13 @@ class ObservationHistory:
     def __init__(self) -> None:
         self._series: dict[str, list[Observation]] = {}
 
-    def add(self, step: int, values: StepValues) -> None:
-        """Add what a step has shown."""
-        if not values.finite:
-            self._append(NOT_FINITE, Observation(step, 1.0))
-        for name in NAMES:
-            value = getattr(values, name)
-            if value is not None and math.isfinite(value):
-                self._append(name, Observation(step, float(value)))
-
-    def _append(self, name: str, observation: Observation) -> None:
-        series = self._series.setdefault(name, [])
-        series.append(observation)
-        del series[:-MAX_LENGTH]
+    def add(self, step: int, values: Mapping[str, float]) -> None:
+        """Add what a step has shown, by name: `NOT_FINITE`, and the names of `_FINDERS`."""
+        for name, value in values.items():
+            if math.isfinite(value):
+                series = self._series.setdefault(name, [])
+                series.append(Observation(step, float(value)))
+                del series[:-MAX_LENGTH]
 
     def series(self, name: str) -> Series:
         """Return the observations of one name, oldest first."""
@@ -387,6 +359,8 @@ _FINDERS: Mapping[LearningGuard, tuple[str, Callable[[Series, float | None], Tri
     LearningGuard.reward: ("reward", find_reward_collapse),
     LearningGuard.capped: ("capped", find_capped_completions),
 }
+"""By guard, the name of the observations that it judges, and how. A step that trains on an earlier rollout
+shows no reward, one without a reference model no `kl`."""
 
 
 def judge(history: ObservationHistory, step: int, rules: Rules) -> list[Trip]:

@@ -21,7 +21,7 @@ from contextlib import contextmanager
 from statistics import fmean
 from typing import Any
 
-from grpo_run.runtime.features.learning_guards._judge import ObservationHistory, StepValues, Trip, judge
+from grpo_run.runtime.features.learning_guards._judge import NOT_FINITE, ObservationHistory, Trip, judge
 from grpo_run.runtime.features.learning_guards.events import LearningGuardTripped, Reseeded
 from grpo_run.runtime.features.learning_guards.settings import (
     FreshSeeds,
@@ -45,11 +45,11 @@ _JUDGED = {
     "entropy": "entropy",
     "capped": "truncated_completions",
 }
-"""Names of `StepValues`, and their rows in `watchdog/rank_metrics.py`."""
+"""Names of observations, and their rows in `watchdog/rank_metrics.py`."""
 METRICS = {
     name: metric.logged_as[0] for name, field in _JUDGED.items() for metric in LOGGED if metric.field == field
 }
-"""Names of `StepValues`, and those under which TRL's GRPO and RLOO collect them. All are means over all
+"""Names of observations, and those under which TRL's GRPO and RLOO collect them. All are means over all
 ranks.
 """
 
@@ -71,16 +71,18 @@ class LoggedSteps:
     def begin_step(self) -> None:
         """Do nothing: what is logged counts for the step in progress."""
 
-    def take(self) -> StepValues:
+    def take(self) -> dict[str, float]:
         """Return what the step has shown."""
         finite, reward = self._finite, self._reward
         self._finite, self._reward = True, None
-        return StepValues(
-            # otherwise the weights have not changed: a gradient scaler skips a step that is not finite
-            finite=finite or not self._points.optimized,
-            # ranks log rewards of their own, and one rank must judge for all
-            reward=reward if self._session.is_main else None,
-        )
+        values: dict[str, float] = {}
+        # otherwise the weights have not changed: a gradient scaler skips a step that is not finite
+        if not finite and self._points.optimized:
+            values[NOT_FINITE] = 1.0
+        # ranks log rewards of their own, and one rank must judge for all
+        if reward is not None and self._session.is_main:
+            values["reward"] = reward
+        return values
 
 
 class TrainerSteps:
@@ -107,7 +109,7 @@ class TrainerSteps:
         """Note the norm of the gradient, which may still be computed on the device."""
         self._norm = norm
 
-    def take(self) -> StepValues:
+    def take(self) -> dict[str, float]:
         """Return what the step has shown."""
         finite, norm = self._loss_is_finite, self._norm
         self._loss_is_finite, self._norm = True, None
@@ -119,12 +121,12 @@ class TrainerSteps:
         if not finite and accelerator.mixed_precision == "fp16" and accelerator.optimizer_step_was_skipped:
             finite = True
         table = self._table()
-        values: dict[str, float] = {}
+        values = {} if finite else {NOT_FINITE: 1.0}
         for name, key in METRICS.items():
             new = [one for one in table.get(key, ())[self._lengths.get(name, 0) :] if math.isfinite(one)]
             if new:
                 values[name] = fmean(new)
-        return StepValues(finite=finite, **values)
+        return values
 
     def _table(self) -> Mapping[str, list[float]]:
         tables = getattr(self._trainer, trainer_names.METRICS, None)
