@@ -323,8 +323,8 @@ class ProcessEnd:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Exit:
-    """How one rank's process exited. Exactly one of `exit_code` and `signal` is set.
+class Exit(ProcessEnd):
+    """How one rank's process exited.
 
     `order` is the position among this attempt's exits as seen by the supervisor; the first is 0. `completed`
     says that the script ran its last line. `forkserver` says how the process that had started the rank ended,
@@ -333,8 +333,6 @@ class Exit:
 
     rank: int
     pid: int
-    exit_code: int | None
-    signal: int | None
     order: int
     forkserver: ProcessEnd | None = None
     error: RankError | None = None

@@ -53,10 +53,7 @@ class MemoryAreaWriter:
 
     def figures(self, phase: Phase) -> PhaseMemory:
         """Return the figures of a phase, to be changed in place."""
-        found = self.totals.phases.get(phase)
-        if found is None:
-            found = self.totals.phases[phase] = PhaseMemory()
-        return found
+        return self.totals.phases.setdefault(phase, PhaseMemory())
 
     def publish(self, phase: Phase | None = None) -> None:
         """Write the totals, and the figures of a phase that have changed."""
