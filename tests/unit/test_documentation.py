@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from support import command_line_page
-from support.import_graph import PACKAGES, PAGE, REPOSITORY, graph_of, halls, package_graph, page, reduced
+from support.import_graph import PACKAGES, PAGE, REPOSITORY, page, reduced
 
 DOCS = REPOSITORY / "docs"
 PAGES = [REPOSITORY / "README.md", *sorted(DOCS.rglob("*.md"))]
@@ -71,13 +71,6 @@ def test_the_options_in_the_documentation_are_current(monkeypatch: pytest.Monkey
     assert command_line_page.page(text) == text
     text = command_line_page.TORCHRUN_PAGE.read_text(encoding="utf-8")
     assert command_line_page.torchrun_page(text) == text
-
-
-@pytest.mark.parametrize("hall", ["", *halls()])
-def test_no_folder_takes_part_in_an_import_circle(hall: str) -> None:
-    """A circle has no drawing: `reduced` refuses it."""
-    graph = graph_of(hall) if hall else package_graph()
-    assert reduced(graph).keys() == graph.keys()
 
 
 def test_a_circle_is_refused() -> None:

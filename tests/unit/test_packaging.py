@@ -1,4 +1,4 @@
-"""What is installed is what lies on disk."""
+"""What is installed; that the wheel has every file on disk is in `integration/test_wheel.py`."""
 
 from __future__ import annotations
 
@@ -27,15 +27,6 @@ def project() -> dict[str, Any]:
     return tomllib.loads((REPOSITORY / "pyproject.toml").read_text(encoding="utf-8"))
 
 
-def packages_on_disk() -> set[str]:
-    """Every folder with an `__init__.py` below ours, as a dotted name."""
-    return {
-        "grpo_run." + ".".join(file.parent.relative_to(REPOSITORY).parts)
-        for folder in FOLDERS
-        for file in (REPOSITORY / folder).rglob("__init__.py")
-    }
-
-
 @pytest.fixture(scope="module")
 def given() -> dict[str, Any]:
     """What `setup.py` gives to setuptools."""
@@ -45,11 +36,6 @@ def given() -> dict[str, Any]:
         patch.setattr("setuptools.setup", lambda **arguments: found.update(arguments))
         runpy.run_path("setup.py")
     return found
-
-
-def test_every_package_on_disk_is_found(given: dict[str, Any]) -> None:
-    """`setup.py` finds the packages; one that it missed would be missing from the wheel."""
-    assert sorted(given["packages"]) == sorted({"grpo_run"} | packages_on_disk())
 
 
 def test_a_package_index_shows_no_link_that_leads_nowhere(given: dict[str, Any]) -> None:
@@ -64,48 +50,9 @@ def test_classifiers_are_known(project: dict[str, Any]) -> None:
     assert set(project["project"]["classifiers"]) <= classifiers
 
 
-def test_the_five_folders_are_packages() -> None:
-    """The design's folders are all there."""
-    assert {f"grpo_run.{folder}" for folder in FOLDERS} <= packages_on_disk()
-
-
-def test_every_folder_with_sources_is_a_package() -> None:
-    """A Python file in a folder without `__init__.py` would not be installed."""
-    lone = {
-        file.parent
-        for folder in FOLDERS
-        for file in (REPOSITORY / folder).rglob("*.py")
-        if not (file.parent / "__init__.py").is_file()
-    }
-    assert lone == set()
-
-
-def test_package_directories_map_to_their_folders(project: dict[str, Any]) -> None:
-    """`grpo_run.a` comes from the folder `a`; setuptools derives the folders below it."""
-    assert project["tool"]["setuptools"]["package-dir"] == {
-        f"grpo_run.{folder}": folder for folder in FOLDERS
-    }
-
-
 def test_every_package_is_marked_as_typed() -> None:
     """Type checkers of users read our annotations only if the top-level package has `py.typed`."""
     assert [folder for folder in FOLDERS if not (REPOSITORY / folder / "py.typed").is_file()] == []
-
-
-def test_every_data_file_is_installed(project: dict[str, Any]) -> None:
-    """Every file in a package that is not a Python module matches a pattern of the package data."""
-    setuptools = project["tool"]["setuptools"]
-    patterns = setuptools["package-data"]["*"]
-    missing = [
-        file.relative_to(REPOSITORY)
-        for folder in FOLDERS
-        for file in (REPOSITORY / folder).rglob("*")
-        if file.is_file()
-        and "__pycache__" not in file.parts
-        and file.suffix != ".py"
-        and not any(file.match(pattern) for pattern in patterns)
-    ]
-    assert missing == []
 
 
 def test_what_is_imported_is_this_checkout() -> None:
