@@ -96,8 +96,44 @@ class OpenPhase:
         return self.callback if self.phase is Phase.callback else self.phase
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Slot:
+@dataclass(kw_only=True, eq=False, repr=False, slots=True)
+class SlotFields:
+    """The numbers that a rank publishes in its slot, in the order in which they are there. The rank changes
+    its own in place.
+
+    A name that ends in `_ns` holds nanoseconds of this machine's monotonic clock. NaN means never set.
+    """
+
+    train_call: int = 0
+    step: int = 0
+    target_steps: int = 0
+    voted_step: int = 0
+    committed_step: int = 0
+    resumed_step: int = 0
+    checkpoint_step: int = 0
+    voted_at_ns: int = 0
+    train_started_ns: int = 0
+    tokens_generated: int = 0
+    rewards_scored: int = 0
+    votes: int = 0
+    cleanup_runs: int = 0
+    no_trainer_after: int = 0
+    save_state_calls: int = 0
+
+    vote_wait_seconds: float = 0.0
+    cleanup_seconds: float = 0.0
+    checkpoint_seconds: float = 0.0
+    ended_eos: float = 0.0
+    ended_length: float = 0.0
+    ended_repetition: float = 0.0
+    ended_deadline: float = 0.0
+    generation_limit: float = math.nan
+    prompt_tokens: float = 0.0
+    prompt_length: float = math.nan
+
+
+@dataclass(kw_only=True, slots=True)
+class Slot(SlotFields):
     """One consistent reading of a rank's slot. All times are seconds of this machine's monotonic clock.
 
     Steps count optimizer steps of the current `train()` call, like `TrainerState.global_step`. `step` is the
@@ -122,41 +158,21 @@ class Slot:
     attempt: int
     state: RankState
     phases: tuple[OpenPhase, ...]
-    train_call: int
-    step: int
-    target_steps: int
-    voted_step: int
-    voted_at_seconds: float
-    committed_step: int
-    train_started_seconds: float
-    resumed_step: int
     last_progress_seconds: float
     writes: int
-    tokens_generated: int
-    rewards_scored: int
-    votes: int
-    vote_wait_seconds: float
-    cleanup_runs: int
-    cleanup_seconds: float
-    checkpoint_step: int
-    checkpoint_seconds: float
     heartbeat_seconds: float = 0.0
     last_work_seconds: float = 0.0
     collectives_issued: int = 0
     last_collective_seconds: float = 0.0
     generation_passes: int = 0
-    generation_limit: float = math.nan
     heartbeat_thread: int = 0
     idle_threads: tuple[int, ...] = ()
-    no_trainer_after: int = 0
-    save_state_calls: int = 0
-    ended_eos: float = 0.0
-    ended_length: float = 0.0
-    ended_repetition: float = 0.0
-    ended_deadline: float = 0.0
-    prompt_tokens: float = 0.0
-    prompt_length: float = math.nan
     logged: tuple[float, ...] = ()
+
+    @property
+    def voted_at_seconds(self) -> float:
+        """When the rank voted on `voted_step`."""
+        return self.voted_at_ns / 1e9
 
     def value(self, field: str) -> float:
         """Return what `watchdog/rank_metrics.py` lists under this field; NaN if it was never logged."""
@@ -307,8 +323,8 @@ class ProcessEnd:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Exit:
-    """How one rank's process exited. Exactly one of `exit_code` and `signal` is set.
+class Exit(ProcessEnd):
+    """How one rank's process exited.
 
     `order` is the position among this attempt's exits as seen by the supervisor; the first is 0. `completed`
     says that the script ran its last line. `forkserver` says how the process that had started the rank ended,
@@ -317,8 +333,6 @@ class Exit:
 
     rank: int
     pid: int
-    exit_code: int | None
-    signal: int | None
     order: int
     forkserver: ProcessEnd | None = None
     error: RankError | None = None

@@ -50,14 +50,6 @@ class ProcessStat:
         return self.state not in ("Z", "X", "x")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class MainThread:
-    """A process's main thread: `state` is one letter of proc(5), `cpu_seconds` its user and system time."""
-
-    state: str
-    cpu_seconds: float
-
-
 def read_stat(pid: int, thread: int | None = None) -> ProcessStat | None:
     """Return a process, with the CPU time of all its threads, or None.
 
@@ -84,10 +76,9 @@ def read_stat(pid: int, thread: int | None = None) -> ProcessStat | None:
     )
 
 
-def read_main_thread(pid: int) -> MainThread | None:
-    """Return state and CPU time of a process's main thread, or None."""
-    stat = read_stat(pid, pid)
-    return MainThread(state=stat.state, cpu_seconds=stat.cpu_seconds) if stat is not None else None
+def read_main_thread(pid: int) -> ProcessStat | None:
+    """Return a process's main thread, with its own state and CPU time, or None."""
+    return read_stat(pid, pid)
 
 
 def read_state(pid: int) -> str | None:

@@ -1,4 +1,4 @@
-"""Layout of a slot: the table of the fields that a rank publishes, and the structs that follow from it.
+"""Layout of a slot: where everything that a rank publishes is, and the structs that pack and unpack it.
 
        0    sequence number (seqlock)
        8    identity
@@ -11,9 +11,9 @@
      576    what was logged
     1024    collective log
 
-To add a field, append it to `SlotFields` and declare its type in `watchdog.observation.Slot`: the structs,
-the writer (`slot_writer.py`) and `read_slot` derive from the table. What a Trainer or a script logs is added
-in `watchdog/rank_metrics.py` alone. Does not read or write the board itself.
+To add a field, append it to `watchdog.observation.SlotFields`, and an integer's format to `INTEGERS`: the
+writer (`slot_writer.py`) and `read_slot` derive from them. What a Trainer or a script logs is added in
+`watchdog/rank_metrics.py` alone. Does not read or write the board itself.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from typing import Any
 
 from grpo_run.runtime.board._duration_table import LAST_PHASE
 from grpo_run.runtime.board.collective_log import LOG_BYTES
-from grpo_run.watchdog.observation import OpenPhase, Phase, RankState, Slot
+from grpo_run.watchdog.observation import OpenPhase, Phase, RankState, Slot, SlotFields
 from grpo_run.watchdog.rank_metrics import LOGGED_FIELDS
 
 MAX_OPEN_PHASES = 8
@@ -52,8 +52,7 @@ OPEN_PHASES_AT = 64
 INTEGERS_AT = 256
 HEARTBEAT_AT = 344  # the marks are 8-byte stores outside the seqlock
 LAST_WORK_AT = 352
-COLLECTIVES_ISSUED_AT = 360
-LAST_COLLECTIVE_AT = 368
+COLLECTIVES_ISSUED_AT = 360  # and the time of the last one
 GENERATION_PASSES_AT = 376
 FLOATS_AT = 384
 THREADS_AT = 512  # written by the heartbeat, outside the seqlock
@@ -69,47 +68,6 @@ VERSION = struct.Struct(
 """The sequence number, the marks and the threads of a slot: if they are equal, so is the whole slot."""
 
 
-def _stored(code: str, default: float) -> Any:
-    """A field of the table: `code` is its format character in `struct`."""
-    return dataclasses.field(default=default, metadata={"code": code})
-
-
-@dataclasses.dataclass(kw_only=True, eq=False, repr=False)
-class SlotFields:
-    """The table: every field that a rank publishes, in the order and with the format that it has in the slot.
-
-    A name that ends in `_ns` holds nanoseconds of the monotonic clock and is read as `_seconds`. NaN means
-    never set.
-    """
-
-    train_call: int = _stored("i", 0)
-    step: int = _stored("i", 0)
-    target_steps: int = _stored("i", 0)
-    voted_step: int = _stored("i", 0)
-    committed_step: int = _stored("i", 0)
-    resumed_step: int = _stored("i", 0)
-    checkpoint_step: int = _stored("i", 0)
-    voted_at_ns: int = _stored("Q", 0)
-    train_started_ns: int = _stored("Q", 0)
-    tokens_generated: int = _stored("Q", 0)
-    rewards_scored: int = _stored("Q", 0)
-    votes: int = _stored("Q", 0)
-    cleanup_runs: int = _stored("Q", 0)
-    no_trainer_after: int = _stored("H", 0)
-    save_state_calls: int = _stored("I", 0)
-
-    vote_wait_seconds: float = _stored("d", 0.0)
-    cleanup_seconds: float = _stored("d", 0.0)
-    checkpoint_seconds: float = _stored("d", 0.0)
-    ended_eos: float = _stored("d", 0.0)
-    ended_length: float = _stored("d", 0.0)
-    ended_repetition: float = _stored("d", 0.0)
-    ended_deadline: float = _stored("d", 0.0)
-    generation_limit: float = _stored("d", math.nan)
-    prompt_tokens: float = _stored("d", 0.0)
-    prompt_length: float = _stored("d", math.nan)
-
-
 def _writer_of(layout: struct.Struct, names: tuple[str, ...]) -> Callable[[mmap.mmap, int, SlotFields], None]:
     """Compile a function that packs these fields into memory at an offset.
 
@@ -122,17 +80,11 @@ def _writer_of(layout: struct.Struct, names: tuple[str, ...]) -> Callable[[mmap.
     return write
 
 
-_CODES = {field.name: field.metadata["code"] for field in dataclasses.fields(SlotFields)}
-_INTEGER_NAMES = tuple(name for name, code in _CODES.items() if code != "d")
-_FLOAT_NAMES = tuple(name for name, code in _CODES.items() if code == "d")
-_STORED_NAMES = (*_INTEGER_NAMES, *_FLOAT_NAMES)
-_READING_NAMES = tuple(
-    name.removesuffix("_ns") + "_seconds" if name.endswith("_ns") else name for name in _STORED_NAMES
-)
-_NANOSECOND_INDICES = tuple(index for index, name in enumerate(_STORED_NAMES) if name.endswith("_ns"))
+_INTEGER_NAMES = tuple(field.name for field in dataclasses.fields(SlotFields) if field.type == "int")
+_FLOAT_NAMES = tuple(field.name for field in dataclasses.fields(SlotFields) if field.type == "float")
 
-INTEGERS = struct.Struct("<" + "".join(_CODES[name] for name in _INTEGER_NAMES))
-FLOATS = struct.Struct("<" + "".join(_CODES[name] for name in _FLOAT_NAMES))
+INTEGERS = struct.Struct("<7i6QHI")
+FLOATS = struct.Struct(f"<{len(_FLOAT_NAMES)}d")
 write_integers = _writer_of(INTEGERS, _INTEGER_NAMES)
 write_floats = _writer_of(FLOATS, _FLOAT_NAMES)
 
@@ -152,9 +104,6 @@ def read_slot(raw: bytes, sequence: int, callback_name: Callable[[int], str] = l
     rank, local_rank, pid, attempt = IDENTITY.unpack_from(raw, IDENTITY_AT)
     progress_ns, state, depth, *phases = OPEN_PHASES.unpack_from(raw, OPEN_PHASES_AT)
     heartbeat_thread, *idle_threads = THREADS.unpack_from(raw, THREADS_AT)
-    values: list[Any] = [*INTEGERS.unpack_from(raw, INTEGERS_AT), *FLOATS.unpack_from(raw, FLOATS_AT)]
-    for index in _NANOSECOND_INDICES:
-        values[index] /= 1e9
     return Slot(
         rank=rank,
         local_rank=local_rank,
@@ -170,7 +119,8 @@ def read_slot(raw: bytes, sequence: int, callback_name: Callable[[int], str] = l
         idle_threads=tuple(thread for thread in idle_threads if thread),
         logged=LOGGED_VALUES.unpack_from(raw, LOGGED_AT),
         **_marks(raw),
-        **dict(zip(_READING_NAMES, values, strict=True)),
+        **dict(zip(_INTEGER_NAMES, INTEGERS.unpack_from(raw, INTEGERS_AT), strict=True)),
+        **dict(zip(_FLOAT_NAMES, FLOATS.unpack_from(raw, FLOATS_AT), strict=True)),
     )
 
 

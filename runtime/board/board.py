@@ -233,22 +233,21 @@ class Board(BoardHeader):
         """
         return messages_sent(self._contents, self._layout.exchange(index), self.attempt)
 
+    def read_all(self) -> list[Slot | None]:
+        """Return every slot, by local rank; None for those that are unknown, as all are once the file was
+        truncated.
+        """
+        if not self.has_full_size:
+            return [None] * self.slots
+        return [self.read(index) for index in range(self.slots)]
+
     def read(self, index: int) -> Slot | None:
         """Return one consistent reading of a slot, or None.
 
         If a write overlaps every attempt, the reading is the last consistent one of this object, with the
         marks of now: the rank is alive or stopped, but not unobserved. None means unknown: the slot was never
-        written or never read consistently, or the file was truncated.
+        written or never read consistently.
         """
-        return self._read(index) if self.has_full_size else None
-
-    def read_all(self) -> list[Slot | None]:
-        """Return every slot, by local rank. See `read`."""
-        if not self.has_full_size:
-            return [None] * self.slots
-        return [self._read(index) for index in range(self.slots)]
-
-    def _read(self, index: int) -> Slot | None:
         offset = self._layout.slot(index)
         last = self._readings.get(index)
         raw = b""

@@ -7,9 +7,9 @@ sequence number that is odd during a write (see `slot_writer.py`). Fields must n
 
 from __future__ import annotations
 
-import dataclasses
 import mmap
 import struct
+from dataclasses import fields
 from operator import attrgetter
 from typing import Any
 
@@ -21,28 +21,8 @@ MAX_PHASES = 24
 """Room for phases that are added later."""
 READ_ATTEMPTS = 20
 
-
-@dataclasses.dataclass(kw_only=True, slots=True, eq=False)
-class Totals:
-    """What is stored of the rank as a whole; see `RankMemory`."""
-
-    has_device: int = 0
-    capacity_bytes: int = 0
-    readings: int = 0
-    spent_ns: int = 0
-    allocated_bytes: int = 0
-    reserved_bytes: int = 0
-    inactive_split_bytes: int = 0
-    resident_bytes: int = 0
-    peak_allocated_bytes: int = 0
-    peak_reserved_bytes: int = 0
-    retries: int = 0
-    ooms: int = 0
-    released_bytes: int = 0
-    freed_bytes: int = 0
-
-
-_TOTALS, _PHASE = (tuple(field.name for field in dataclasses.fields(kind)) for kind in (Totals, PhaseMemory))
+_TOTALS = tuple(field.name for field in fields(RankMemory) if field.name != "phases")
+_PHASE = tuple(field.name for field in fields(PhaseMemory))
 _SEQUENCE = struct.Struct("<Q")
 _HEADER = struct.Struct(f"<{len(_TOTALS)}Q8x")
 _ENTRY = struct.Struct(f"<{len(_PHASE)}Q8x")
@@ -57,7 +37,7 @@ assert max(Phase) < MAX_PHASES
 class MemoryAreaWriter:
     """The only writer of one rank's area. One thread of a rank uses it at a time; it never blocks.
 
-    Set the attributes of `totals` and `phases`, then call `publish`.
+    Set the attributes of `totals` and of its phases, then call `publish`.
 
     Args:
         memory: the board's writable mapping.
@@ -65,8 +45,7 @@ class MemoryAreaWriter:
     """
 
     def __init__(self, memory: mmap.mmap, offset: int) -> None:
-        self.totals = Totals()
-        self.phases: dict[Phase, PhaseMemory] = {}
+        self.totals = RankMemory()
         self._memory = memory
         self._offset = offset
         self._sequence = 0
@@ -74,10 +53,7 @@ class MemoryAreaWriter:
 
     def figures(self, phase: Phase) -> PhaseMemory:
         """Return the figures of a phase, to be changed in place."""
-        found = self.phases.get(phase)
-        if found is None:
-            found = self.phases[phase] = PhaseMemory()
-        return found
+        return self.totals.phases.setdefault(phase, PhaseMemory())
 
     def publish(self, phase: Phase | None = None) -> None:
         """Write the totals, and the figures of a phase that have changed."""
@@ -88,7 +64,7 @@ class MemoryAreaWriter:
         _HEADER.pack_into(memory, offset + _HEADER_AT, *_totals_of(self.totals))
         if phase is not None:
             at = offset + _ENTRIES_AT + (phase - 1) * _ENTRY.size
-            _ENTRY.pack_into(memory, at, *_phase_of(self.phases[phase]))
+            _ENTRY.pack_into(memory, at, *_phase_of(self.totals.phases[phase]))
         self._sequence += 1
         _SEQUENCE.pack_into(memory, offset, self._sequence)
 
@@ -118,10 +94,9 @@ def read_memory_area(contents: BoardBytes, offset: int) -> RankMemory | None:
 def _decode(raw: bytes) -> RankMemory:
     totals: dict[str, Any] = dict(zip(_TOTALS, _HEADER.unpack_from(raw, _HEADER_AT), strict=True))
     totals["has_device"] = bool(totals["has_device"])
-    totals["spent_seconds"] = totals.pop("spent_ns") / 1e9
-    phases = {}
+    memory = RankMemory(**totals)
     for phase in Phase:
         values = _ENTRY.unpack_from(raw, _ENTRIES_AT + (phase - 1) * _ENTRY.size)
         if any(values):
-            phases[phase] = PhaseMemory(**dict(zip(_PHASE, values, strict=True)))
-    return RankMemory(**totals, phases=phases)
+            memory.phases[phase] = PhaseMemory(**dict(zip(_PHASE, values, strict=True)))
+    return memory

@@ -38,13 +38,12 @@ from grpo_run.runtime.board._slot_layout import (
     SLOT_BYTES,
     THREADS,
     THREADS_AT,
-    SlotFields,
     write_floats,
     write_integers,
 )
 from grpo_run.runtime.board.collective_log import CollectiveLogWriter
 from grpo_run.runtime.board.memory_area import MemoryAreaWriter
-from grpo_run.watchdog.observation import Phase, RankState
+from grpo_run.watchdog.observation import Phase, RankState, SlotFields
 from grpo_run.watchdog.rank_metrics import LOGGED_FIELDS
 
 _PHASES_ATTRIBUTE = "_grpo_run_phases"

@@ -53,18 +53,16 @@ class StopRequests:
                 self._deliver()
 
 
-def ask(path: Path, *, seconds: float | None = None, poll_seconds: float = POLL_SECONDS) -> bool:
+def ask(path: Path) -> bool:
     """Ask for a stop, and return whether the supervisor has taken the request.
 
     Args:
         path: of the board. A supervisor that is starting replaces it; then the request is repeated.
-        seconds: how long to wait; None for `ANSWER_SECONDS`.
-        poll_seconds: time between two looks.
 
     Raises:
         RunDirectoryError: the board cannot be written.
     """
-    deadline = time.monotonic() + (ANSWER_SECONDS if seconds is None else seconds)
+    deadline = time.monotonic() + ANSWER_SECONDS
     asked: Board | None = None
     number = 0
     while True:
@@ -75,4 +73,4 @@ def ask(path: Path, *, seconds: float | None = None, poll_seconds: float = POLL_
             return True
         if time.monotonic() >= deadline:
             return False
-        time.sleep(poll_seconds)
+        time.sleep(POLL_SECONDS)

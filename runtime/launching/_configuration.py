@@ -19,7 +19,7 @@ from grpo_run.runtime.launch.config import Budget, RunConfig, RunOptions
 from grpo_run.runtime.launching import _values as values
 from grpo_run.runtime.launching._identity import check_resume_from, identifying_words, locate
 from grpo_run.runtime.launching.notifications import address, without_path
-from grpo_run.runtime.launching.request import RunRequest
+from grpo_run.runtime.launching.request import LaunchOptions, RunRequest
 from grpo_run.runtime.launching.script_file import (
     check_configs,
     check_output_directory,
@@ -50,20 +50,18 @@ each process group."""
 class PreparedLaunch:
     """A checked request: torch elastic's options, and the configuration of the run.
 
-    `script` is the file that will run, `recorded` the words of the command for `run.json`, without what is
-    secret in addresses, and `snapshot_folder` where the run's staging area is created; None to write
-    checkpoints directly to disk.
+    `options` are those of the request, with addresses in place of the files that hold them. `script` is the
+    file that will run, `recorded` the words of the command for `run.json`, without what is secret in
+    addresses, and `snapshot_folder` where the run's staging area is created; None to write checkpoints
+    directly to disk.
     """
 
     elastic: TorchrunOptions = field(repr=False)
     ranks_per_node: int
+    options: LaunchOptions
     config: RunConfig
     script: Path
-    on_end: str | None
-    notify: str = field(repr=False)
-    heartbeat_url: str = field(repr=False)
     recorded: list[str] | None
-    accept_change: bool
     snapshot_folder: Path | None
 
 
@@ -79,8 +77,11 @@ def configure(request: RunRequest) -> PreparedLaunch:
     check_torchruns(elastic)
     if launch.on_end is not None and not launch.on_end.strip():
         raise UsageError("--on-end: give a command, or leave the option out")
-    notify = address("--notify", launch.notify)
-    heartbeat_url = address("--heartbeat-url", launch.heartbeat_url)
+    launch = replace(
+        launch,
+        notify=address("--notify", launch.notify),
+        heartbeat_url=address("--heartbeat-url", launch.heartbeat_url),
+    )
     source = source_of(request.target, module=request.module)
     check_source(source)
     check_configs(request.arguments)
@@ -136,13 +137,10 @@ def configure(request: RunRequest) -> PreparedLaunch:
     return PreparedLaunch(
         elastic=elastic,
         ranks_per_node=ranks.ranks_per_node,
+        options=launch,
         config=config,
         script=source,
-        on_end=launch.on_end,
-        notify=notify,
-        heartbeat_url=heartbeat_url,
         recorded=None if request.typed is None else _without_secrets(request.typed, request.arguments),
-        accept_change=launch.accept_change,
         snapshot_folder=values.snapshot_folder(launch.snapshot_dir, nodes[1]),
     )
 

@@ -56,25 +56,19 @@ class BoundedFile:
     info = warning = error = critical = write
 
 
-class LogFiles:
-    """The log files of one run. `configure` lets structlog write to the supervisor's."""
+def log_to_file(run: RunDirectory) -> None:
+    """Send what this process logs with structlog to the supervisor's file, instead of to the terminal."""
+    file = BoundedFile(run.log)
+    structlog.configure(list(PROCESSORS), wrapper_class=LEVELS, logger_factory=lambda *_: file)
 
-    def __init__(self, run: RunDirectory) -> None:
-        self._run = run
 
-    def configure(self) -> None:
-        """Send what this process logs with structlog to the supervisor's file, instead of to the terminal."""
-        structlog.configure(
-            list(PROCESSORS), wrapper_class=LEVELS, logger_factory=lambda *_: BoundedFile(self._run.log)
-        )
-
-    def record(self, event: Event) -> None:
-        """Log an event of the journal: to the file of the rank that it is of, or to the supervisor's."""
-        path = self._run.log
-        if event.rank is not None and event.attempt is not None:
-            path = self._run.attempt(event.attempt) / f"rank{event.rank}.jsonl"
-        hidden = {"event", *event.private_fields}
-        fields = {name: value for name, value in as_record(event).items() if name not in hidden}
-        logger = structlog.wrap_logger(BoundedFile(path), PROCESSORS, LEVELS, dict)
-        is_warning = isinstance(event, (WarningGiven, IncidentConfirmed))
-        logger.bind(**fields).log(logging.WARNING if is_warning else logging.INFO, event_name(event))
+def log_event(run: RunDirectory, event: Event) -> None:
+    """Log an event of the journal: to the file of the rank that it is of, or to the supervisor's."""
+    path = run.log
+    if event.rank is not None and event.attempt is not None:
+        path = run.attempt(event.attempt) / f"rank{event.rank}.jsonl"
+    hidden = {"event", *event.private_fields}
+    fields = {name: value for name, value in as_record(event).items() if name not in hidden}
+    logger = structlog.wrap_logger(BoundedFile(path), PROCESSORS, LEVELS, dict)
+    is_warning = isinstance(event, (WarningGiven, IncidentConfirmed))
+    logger.bind(**fields).log(logging.WARNING if is_warning else logging.INFO, event_name(event))

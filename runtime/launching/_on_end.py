@@ -16,12 +16,12 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from grpo_run.runtime.history.run_directory import RunDirectory
 from grpo_run.runtime.history.status import RunStatus
 from grpo_run.runtime.launching.reading import run_reader
+from grpo_run.runtime.launching.request import RunResult
 from grpo_run.watchdog.evidence.incident_files import read_verdict
 
 LONGEST_SECONDS = 60.0
@@ -92,18 +92,14 @@ STATUS_FIELDS = (
 """Fields of `grpo-run status --json` that say how a run has ended."""
 
 
-def end_record(
-    *, run_id: str, directory: Path, state: str, exit_code: int, sentence: str, status: RunStatus | None
-) -> dict[str, Any]:
+def end_record(result: RunResult, state: str) -> dict[str, Any]:
     """Return the object.
 
     Args:
-        run_id, directory: of the run.
+        result: without a status if it could not be read, and then its fields are null.
         state: `finished`, `stopped` or `failed`.
-        exit_code: with which `grpo-run launch` exits.
-        sentence: how the run ended.
-        status: of the run; None if it could not be read, and then its fields are null.
     """
+    status = result.status
     fields: dict[str, Any] = dict.fromkeys(STATUS_FIELDS)
     incident: str | None = None
     if status is not None:
@@ -113,12 +109,12 @@ def end_record(
         incident = recoveries[-1].incident if recoveries else None
     return {
         "schema": SCHEMA,
-        "run_id": run_id,
-        "run_directory": str(directory),
+        "run_id": result.run_id,
+        "run_directory": str(result.run_directory),
         "node": os.uname().nodename,
         "state": state,
-        "exit_code": exit_code,
-        "sentence": sentence,
+        "exit_code": result.exit_code,
+        "sentence": result.sentence,
         **fields,
         "incident": incident,
         "verdict": read_verdict(incident) or None,

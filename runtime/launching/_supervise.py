@@ -7,6 +7,7 @@ nothing changes the exit code. Decides nothing (`runtime/supervisor/`).
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import gc
 import os
@@ -23,7 +24,7 @@ from grpo_run.runtime.features import modules
 from grpo_run.runtime.history.run_directory import RunDirectory
 from grpo_run.runtime.launching._configuration import PreparedLaunch
 from grpo_run.runtime.launching._identity import ChangedFiles
-from grpo_run.runtime.launching._log_files import LogFiles
+from grpo_run.runtime.launching._log_files import log_event, log_to_file
 from grpo_run.runtime.launching._on_end import end_record, leave_at, run_on_end
 from grpo_run.runtime.launching._ranks import build_agent, own_processes
 from grpo_run.runtime.launching._stop_signals import (
@@ -78,12 +79,11 @@ def _supervise(
 
     from grpo_run.runtime.processes.output import OutputFollower
 
-    notifier = Notifier(launch.notify, launch.heartbeat_url, config.run_id)
+    notifier = Notifier(launch.options.notify, launch.options.heartbeat_url, config.run_id)
     screen = display.begin(config, notifier.tell)
     output = OutputFollower(screen)
 
-    logs = LogFiles(directory)
-    logs.configure()
+    log_to_file(directory)
     remaining = RemainingProcesses(owned, keep=config.keep)
 
     def begin_attempt(files: dict[tuple[int, int], Path]) -> None:
@@ -102,7 +102,7 @@ def _supervise(
         observe_exit=remaining.observe,
         follow_output=begin_attempt,
         staging=StagingArea(config.snapshot_directory) if config.snapshot_directory is not None else None,
-        log=logs.record,
+        log=functools.partial(log_event, directory),
         parts=history_parts(),
         features=[module.PART for module in modules("supervisor")],
     )
@@ -135,12 +135,13 @@ def _supervise(
             except Exception as error:  # noqa: BLE001 - how the run has ended does not depend on its display
                 supervisor.note_thread_failure(part.__qualname__, error)
     _show_end(supervisor, screen, directory)
-    _after_end(launch, directory, supervisor, display, notifier, stop_signals)
-    stops.end()
-    return RunResult(
+    result = RunResult(
         exit_code=_code(supervisor), sentence=supervisor.sentence, run_id=config.run_id,
         run_directory=directory.path, status=supervisor.status(),
     )  # fmt: skip
+    _after_end(launch.options.on_end, result, supervisor, display, notifier, stop_signals)
+    stops.end()
+    return dataclasses.replace(result, status=supervisor.status())
 
 
 def _run_agent(
@@ -167,7 +168,7 @@ def _run_agent(
         stop_signals = handle_signals(supervisor)
         stops.start()
         _report_failed_threads(supervisor)
-        supervisor.begin(world_size_local=launch.ranks_per_node, accept_change=launch.accept_change)
+        supervisor.begin(world_size_local=launch.ranks_per_node, accept_change=launch.options.accept_change)
         supervisor.report_terminated(
             end_previous(directory.processes, own_identity(token), launch.config.keep)
         )
@@ -217,8 +218,8 @@ def _show_end(supervisor: Supervisor, screen: Screen, directory: RunDirectory) -
 
 
 def _after_end(
-    launch: PreparedLaunch,
-    directory: RunDirectory,
+    on_end: str | None,
+    result: RunResult,
     supervisor: Supervisor,
     display: Display,
     notifier: Notifier,
@@ -228,18 +229,10 @@ def _after_end(
     ends each."""
     ended_at, signals = time.monotonic(), note_signals()
     notifier.end(interrupted=lambda: bool(signals))
-    if launch.on_end is not None:
-        status = supervisor.status()
-        record = end_record(
-            run_id=launch.config.run_id, directory=directory.path, state=status.state,
-            exit_code=_code(supervisor), sentence=supervisor.sentence, status=status,
-        )  # fmt: skip
-        run_on_end(
-            launch.on_end,
-            record,
-            warn=functools.partial(supervisor.warn, None),
-            interrupted=lambda: bool(signals),
-        )
+    if on_end is not None:
+        record = end_record(result, supervisor.status().state)
+        warn = functools.partial(supervisor.warn, None)
+        run_on_end(on_end, record, warn=warn, interrupted=lambda: bool(signals))
     display.linger(
         ended_at=ended_at,
         until=leave_at(stop_signals, stopped=supervisor.status().state == "stopped"),

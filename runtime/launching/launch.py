@@ -168,23 +168,18 @@ def _report_failure(prepared: PreparedLaunch, directory: RunDirectory, error: Ex
     sentence = f"grpo-run itself failed: {last_resort.describe(error)}."
     report = last_resort.write_report(directory.incidents, error, step=0, part="`grpo-run launch`")
     print(f"grpo-run: {sentence} Report: {report}", file=sys.stderr)
-    notifier = Notifier(prepared.notify, "", prepared.config.run_id)
+    notifier = Notifier(prepared.options.notify, "", prepared.config.run_id)
     notifier.tell(sentence)
     notifier.start(History(), lambda text: print(f"grpo-run: {text}", file=sys.stderr))
     notifier.end()
-    status = status_or_none(directory)
-    if prepared.on_end is not None:
-        record = end_record(
-            run_id=prepared.config.run_id, directory=directory.path, state="failed", exit_code=EXIT_GAVE_UP,
-            sentence=sentence, status=status,
-        )  # fmt: skip
-        run_on_end(
-            prepared.on_end, record, warn=lambda text: print(f"grpo-run: warning: {text}", file=sys.stderr)
-        )
-    return RunResult(
+    result = RunResult(
         exit_code=EXIT_GAVE_UP, sentence=sentence, run_id=prepared.config.run_id,
-        run_directory=directory.path, status=status,
+        run_directory=directory.path, status=status_or_none(directory),
     )  # fmt: skip
+    if (command := prepared.options.on_end) is not None:
+        record = end_record(result, "failed")
+        run_on_end(command, record, warn=lambda text: print(f"grpo-run: warning: {text}", file=sys.stderr))
+    return result
 
 
 def _resume_or_supervise(prepared: PreparedLaunch, directory: RunDirectory, display: Display) -> RunResult:
@@ -193,7 +188,7 @@ def _resume_or_supervise(prepared: PreparedLaunch, directory: RunDirectory, disp
     if history.completed and (result := _write_the_rest(config.run_id, directory, history)) is not None:
         return result
     inputs = inputs_of(config, prepared.script)
-    check_inputs(config.run_id, directory, history, inputs, accept_change=prepared.accept_change)
+    check_inputs(config.run_id, directory, history, inputs, accept_change=prepared.options.accept_change)
     check_against_run(config, directory, history)
     if history.finished and history.ended_early is None:
         return _has_finished(config.run_id, directory)

@@ -10,24 +10,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection
-from dataclasses import dataclass
 
 from grpo_run.watchdog.processes import list_processes, read_io_bytes, read_stat
-from grpo_run.watchdog.stalls.process_clocks import ThreadReading
+from grpo_run.watchdog.stalls.process_clocks import ThreadReading, TreeReading
 
 MAX_THREADS = 1024
 """Threads of one process tree that are read; a process tree with more is unknown."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TreeUsage:
-    """CPU time, with that of children that have exited, and I/O of a process tree's running processes so
-    far.
-    """
-
-    members: frozenset[int]
-    cpu_seconds: float
-    io_bytes: int
 
 
 def find_process_trees(leaders: Collection[int]) -> dict[int, list[int]]:
@@ -62,8 +50,10 @@ def find_process_trees(leaders: Collection[int]) -> dict[int, list[int]]:
     return trees
 
 
-def read_tree_usage(members: Collection[int]) -> TreeUsage | None:
-    """Return what a process tree has used, or None if a member may not be read or none is left."""
+def read_tree_usage(members: Collection[int]) -> TreeReading | None:
+    """Return what a process tree has used, also by children that have exited; None if a member may not be
+    read, or none is left.
+    """
     cpu_seconds, io_bytes, running = 0.0, 0, []
     for pid in members:
         process = read_stat(pid)
@@ -79,7 +69,7 @@ def read_tree_usage(members: Collection[int]) -> TreeUsage | None:
         running.append(pid)
     if not running:
         return None
-    return TreeUsage(members=frozenset(running), cpu_seconds=cpu_seconds, io_bytes=io_bytes)
+    return TreeReading(members=frozenset(running), cpu_seconds=cpu_seconds, io_bytes=io_bytes)
 
 
 def read_threads(members: Collection[int]) -> dict[int, ThreadReading] | None:

@@ -290,7 +290,7 @@ def _kill_advice(number: int | None) -> tuple[str, ...]:
     return ("If no user sent it, check for the kernel's out-of-memory killer (dmesg, memory.events).",)
 
 
-def end_text(end: Exit | ProcessEnd) -> str:
+def end_text(end: ProcessEnd) -> str:
     """Return how a process ended, such as `was killed by SIGKILL` or `exited with code 1`."""
     if end.signal is not None:
         return f"was killed by {signal_name(end.signal)}"

@@ -25,7 +25,6 @@ from grpo_run.watchdog import processes
 from grpo_run.watchdog.evidence import stack_capture
 from grpo_run.watchdog.evidence.incident_files import MAX_FILE_BYTES, write_private
 from grpo_run.watchdog.evidence.node_memory import BackgroundCall, read_gpu_memory, read_node_memory
-from grpo_run.watchdog.evidence.stack_capture import Spy
 from grpo_run.watchdog.evidence.stacks import Stack, format_stack_groups, group_by_stack
 
 PROC_FILES = ("stat", "wchan", "limits", "io")
@@ -63,6 +62,7 @@ def _child_line(pid: int) -> str:
 
 
 DEADLINE_SECONDS = 5.0
+"""For everything together."""
 GPU_SECONDS = 0.9
 GROUPING_SECONDS = 0.1
 """Reserved before the deadline for parsing and grouping the stacks that have arrived."""
@@ -92,8 +92,6 @@ def collect(
     collective_logs: Mapping[int, object] | None = None,
     rank_memory: Mapping[int, object] | None = None,
     events: Sequence[str] = (),
-    deadline_seconds: float = DEADLINE_SECONDS,
-    spy: Spy | None = None,
 ) -> Collected:
     """Ask running ranks for their stacks, copy what arrives, and read /proc and the GPU driver.
 
@@ -108,19 +106,17 @@ def collect(
         collective_logs: the last entries of each rank's collective log, as plain JSON values.
         rank_memory: what each rank has measured of its memory by phase, as plain JSON values.
         events: last lines of the journal.
-        deadline_seconds: for everything together.
-        spy: replacement for py-spy in tests.
 
     Raises:
         OSError: the incident's directory cannot be written.
     """
-    deadline = time.monotonic() + deadline_seconds
+    deadline = time.monotonic() + DEADLINE_SECONDS
     missing: list[str] = []
     folders = {name: incident / name for name in ("stacks", "collectives", "memory", "proc")}
     for path in folders.values():
         path.mkdir(mode=0o700, exist_ok=True)
     gpu = BackgroundCall(read_gpu_memory)
-    capture = stack_capture.StackCapture(folders["stacks"], pids, stack_files, spy or stack_capture.dump)
+    capture = stack_capture.StackCapture(folders["stacks"], pids, stack_files)
     capture.request()
     _write_collectives(folders["collectives"], recordings or {}, collective_logs or {}, missing)
     write_process_files(folders["memory"], folders["proc"], pids, missing)

@@ -16,7 +16,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from grpo_run.watchdog import processes
@@ -79,10 +79,6 @@ STOPPED_STATES = ("T", "t")
 UNINTERRUPTIBLE = "D"
 GONE_STATES = (None, "Z", "X")
 
-Spy = Callable[[int, Path, bool, float], str | None]
-"""Write the stacks of (a pid) to (a file), (with native frames), within (seconds). Returns what went wrong,
-or None."""
-
 
 class StackCapture:
     """Capture of the stacks of one incident. Call `request`, do other work, then `finish`.
@@ -91,16 +87,12 @@ class StackCapture:
         folder: where the stacks are copied to.
         pids: running ranks.
         stack_files: where each rank's faulthandler writes, including ranks that have exited.
-        spy: py-spy or its replacement.
     """
 
-    def __init__(
-        self, folder: Path, pids: Mapping[int, int], stack_files: Mapping[int, Path], spy: Spy
-    ) -> None:
+    def __init__(self, folder: Path, pids: Mapping[int, int], stack_files: Mapping[int, Path]) -> None:
         self._folder = folder
         self._pids = pids
         self._files = stack_files
-        self._spy = spy
         self._sizes = {rank: file_size(file) for rank, file in stack_files.items()}
         self._signalled: list[int] = []
         self._silent: dict[int, str] = {}
@@ -211,7 +203,7 @@ class StackCapture:
             remaining = deadline - time.monotonic()
             if remaining <= 0:
                 return problem or "no time was left"
-            problem = self._spy(pid, file, native, min(remaining, NATIVE_SECONDS) if native else remaining)
+            problem = dump(pid, file, native, min(remaining, NATIVE_SECONDS) if native else remaining)
             if problem is None:
                 try:
                     return parse_py_spy(read_end(file, MAX_DUMP_BYTES).decode(errors="replace"))

@@ -17,7 +17,7 @@ KEPT_SPANS = 400
 
 
 class PhaseTimeline:
-    """Spans of phases by rank, on the monotonic clock."""
+    """Spans of phases by rank in one attempt, on the monotonic clock."""
 
     def __init__(self) -> None:
         self._spans: dict[int, deque[list[Any]]] = {}
@@ -46,12 +46,6 @@ class PhaseTimeline:
             if spans:
                 spans[-1][2] = min(begin, now)
             spans.append([name, begin, None])
-
-    def clear(self) -> None:
-        """Discard all spans when a new attempt begins."""
-        self._spans.clear()
-        self._last.clear()
-        self._slots.clear()
 
     def as_json(self, now: float) -> dict[str, Any]:
         """Return `{"now": 0.0, "ranks": {"0": [[phase, begin, end or null], …]}}`.

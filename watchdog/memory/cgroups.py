@@ -57,10 +57,18 @@ class MemoryCgroup:
         return max(0, usage - cache), fields.get(f"{self.prefix}shmem", 0)
 
     def kills(self) -> int | None:
-        """Return how many processes of the group itself the kernel has killed for lack of memory; None if
-        unknown.
+        """Return how many processes of the group itself, without its descendants, the kernel has killed for
+        lack of memory; None if unknown.
+
+        A process counts whichever limit was reached: of this group, of one above it, or the machine's memory
+        (`__oom_kill_process` in mm/oom_kill.c). Before Linux 5.2, version 2 has only the sum with the
+        descendants.
         """
-        return own_kills(self.folder)
+        for name in ("memory.events.local", "memory.events", "memory.oom_control"):
+            count = read_fields(self._read(name)).get("oom_kill")
+            if count is not None:
+                return count
+        return None
 
     def limit_hits(self) -> int | None:
         """Return how often an allocation has met the limit (version 1), or has failed because of it (version
@@ -81,9 +89,17 @@ class MemoryCgroup:
         """Return the share of the last 10 s in which every task of the group waited for memory, 0 to 1; None
         if unknown.
 
-        Version 2 only, of a kernel with PSI.
+        Version 2 only, of a kernel with PSI: `avg10` of the line `full`.
         """
-        return full_average(self._read("memory.pressure"))
+        for line in self._read("memory.pressure").decode(errors="replace").splitlines():
+            words = line.split()
+            if words[:1] == ["full"]:
+                values = dict(word.partition("=")[::2] for word in words[1:])
+                try:
+                    return float(values["avg10"]) / 100
+                except (KeyError, ValueError):
+                    return None
+        return None
 
     def _stat(self) -> dict[str, int]:
         return read_fields(self._read("memory.stat"))
@@ -124,21 +140,6 @@ def memory_cgroups(membership: bytes, mounted: Path = MOUNTED) -> list[MemoryCgr
     return groups
 
 
-def own_kills(folder: Path) -> int | None:
-    """Return how many processes of a cgroup itself, without its descendants, the kernel has killed; None if
-    unknown.
-
-    A process counts whichever limit was reached: of this group, of one above it, or the machine's memory
-    (`__oom_kill_process` in mm/oom_kill.c). Before Linux 5.2, version 2 has only the sum with the
-    descendants.
-    """
-    for name in ("memory.events.local", "memory.events", "memory.oom_control"):
-        count = read_fields(read_file(f"{folder}/{name}") or b"").get("oom_kill")
-        if count is not None:
-            return count
-    return None
-
-
 def read_fields(content: bytes) -> dict[str, int]:
     """Parse `name value` and `name: value unit` lines, as the kernel writes them."""
     found = {}
@@ -147,19 +148,6 @@ def read_fields(content: bytes) -> dict[str, int]:
         if len(words) >= 2 and words[1].isdigit():
             found[words[0]] = int(words[1])
     return found
-
-
-def full_average(content: bytes) -> float | None:
-    """Return `avg10` of the line `full` of a pressure file, as a fraction; None without such a line."""
-    for line in content.decode(errors="replace").splitlines():
-        words = line.split()
-        if words[:1] == ["full"]:
-            values = dict(word.partition("=")[::2] for word in words[1:])
-            try:
-                return float(values["avg10"]) / 100
-            except (KeyError, ValueError):
-                return None
-    return None
 
 
 def _number(content: bytes) -> int | None:

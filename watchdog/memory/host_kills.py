@@ -59,15 +59,13 @@ class KillWatch:
     """Follows the counter of the ranks' cgroup during one attempt."""
 
     def __init__(self) -> None:
-        self._count: int | None = None
-        self._poll = 0
-        self.rises: list[Rise] = []
+        self.begin(None)
 
     def begin(self, count: int | None) -> None:
         """Begin an attempt with the present value of the counter; None if there is no counter."""
         self._count = count
         self._poll = 0
-        self.rises = []
+        self.rises: list[Rise] = []
 
     def record(
         self, count: int | None, now: float, dying: Callable[[], frozenset[int]], *, again: bool = False

@@ -6,9 +6,7 @@ the evidence of an incident. Does not judge.
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from grpo_run.watchdog.observation import Phase
@@ -39,42 +37,42 @@ class PhaseMemory:
     resident_bytes: int = 0
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(kw_only=True, slots=True)
 class RankMemory:
-    """Memory of one rank in this attempt: at the last measurement, its highest, and by phase. Sizes in
-    bytes.
+    """Memory of one rank in this attempt: at the last measurement, its highest, and by phase. Sizes in bytes.
+    The rank that measures it changes its own in place.
     """
 
-    has_device: bool
+    has_device: bool = False
     """Whether the rank uses a device whose memory torch's allocator counts."""
-    capacity_bytes: int
+    capacity_bytes: int = 0
     """Memory of the device; 0 without one."""
-    readings: int
-    spent_seconds: float
+    readings: int = 0
+    spent_ns: int = 0
     """What measuring has cost the rank."""
-    allocated_bytes: int
-    reserved_bytes: int
-    inactive_split_bytes: int
-    resident_bytes: int
-    peak_allocated_bytes: int
-    peak_reserved_bytes: int
-    retries: int
-    ooms: int
+    allocated_bytes: int = 0
+    reserved_bytes: int = 0
+    inactive_split_bytes: int = 0
+    resident_bytes: int = 0
+    peak_allocated_bytes: int = 0
+    peak_reserved_bytes: int = 0
+    retries: int = 0
+    ooms: int = 0
     """Allocations that have failed for want of memory, also those that the script has handled."""
-    released_bytes: int
+    released_bytes: int = 0
     """What cleanup has returned to the device."""
-    freed_bytes: int
+    freed_bytes: int = 0
     """What cleanup has freed of the rank's memory on the host."""
-    phases: Mapping[Phase, PhaseMemory]
+    phases: dict[Phase, PhaseMemory] = field(default_factory=dict)
+
+    @property
+    def spent_seconds(self) -> float:
+        """What measuring has cost the rank."""
+        return self.spent_ns / 1e9
 
     def as_json(self) -> dict[str, Any]:
         """Return the object that `grpo-run status --json` and the evidence of an incident hold."""
-        whole = {
-            field.name: getattr(self, field.name)
-            for field in dataclasses.fields(self)
-            if field.name != "phases"
-        }
-        whole["spent_seconds"] = round(self.spent_seconds, 6)
-        return whole | {
-            "phases": {phase.name: dataclasses.asdict(memory) for phase, memory in self.phases.items()}
-        }
+        whole = asdict(self)
+        del whole["spent_ns"]
+        phases = {phase.name: memory for phase, memory in whole["phases"].items()}
+        return whole | {"spent_seconds": round(self.spent_seconds, 6), "phases": phases}

@@ -5,7 +5,7 @@ Pure, except that command lines are read from /proc. Ends nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 
 from grpo_run.watchdog.processes import ProcessStat, descendants, read_arguments
@@ -36,21 +36,15 @@ def matches(name: str, arguments: str, patterns: Sequence[str]) -> bool:
     )
 
 
-def without_kept(
-    processes: Mapping[int, ProcessStat],
-    patterns: Sequence[str],
-    *,
-    arguments: Callable[[int], str] = read_arguments,
-) -> dict[int, ProcessStat]:
+def without_kept(processes: Mapping[int, ProcessStat], patterns: Sequence[str]) -> dict[int, ProcessStat]:
     """Return the processes that are not kept, by pid.
 
     Args:
         processes: of a run, by pid.
         patterns: of `--keep`.
-        arguments: reads the command line of a pid.
     """
     if not patterns:
         return dict(processes)
-    meant = [pid for pid, one in processes.items() if matches(one.name, arguments(pid), patterns)]
+    meant = [pid for pid, one in processes.items() if matches(one.name, read_arguments(pid), patterns)]
     kept = descendants(processes, meant)
     return {pid: process for pid, process in processes.items() if pid not in kept}

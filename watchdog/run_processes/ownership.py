@@ -45,7 +45,7 @@ class RunProcesses:
         adopts_only_ours: bool = False,
         any_age: bool = False,
     ) -> None:
-        self._supervisor = supervisor
+        self.supervisor = supervisor
         self._session = session
         self._marks = [f"{TOKEN_VARIABLE}={token}\0".encode() for token in tokens]
         self._started_by_supervisor = started_by_supervisor
@@ -80,8 +80,8 @@ class RunProcesses:
         Args:
             table: all processes of the machine, just read.
         """
-        excluded = {self._supervisor, *self._started_by_supervisor()}
-        below = descendants(table, [self._supervisor])
+        excluded = {self.supervisor, *self._started_by_supervisor()}
+        below = descendants(table, [self.supervisor])
         candidates = [
             process
             for process in table.values()
@@ -107,7 +107,7 @@ class RunProcesses:
     ) -> bool:
         if process.key in self._known:
             return True
-        if process.parent == self._supervisor and self.adopts_only_ours:
+        if process.parent == self.supervisor and self.adopts_only_ours:
             return True
         leader = table.get(process.session)
         rank = self._ranks.get(process.session)

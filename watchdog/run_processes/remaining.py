@@ -12,7 +12,6 @@ The supervisor and the processes that it started itself do not count. Reads /pro
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 
 from grpo_run.watchdog import processes
@@ -39,15 +38,11 @@ class RemainingProcesses:
     Args:
         owned: tells the run's processes from others.
         keep: patterns of `--keep`.
-        supervisor: pid of this process.
     """
 
-    def __init__(
-        self, owned: RunProcesses, *, keep: Sequence[str] = (), supervisor: int | None = None
-    ) -> None:
+    def __init__(self, owned: RunProcesses, *, keep: Sequence[str] = ()) -> None:
         self._owned = owned
         self._keep = keep
-        self._supervisor = os.getpid() if supervisor is None else supervisor
         self._connected = False
 
     def observe(self, pids: Mapping[int, int], *, connections: bool) -> ExitFacts | None:
@@ -69,7 +64,7 @@ class RemainingProcesses:
             own = [one for one in without_kept(found, self._keep).values() if not is_service(one)]
         if connections:
             pids_of_own = {process.pid for process in own}
-            ours = processes.descendants(table, [self._supervisor]) - pids_of_own
+            ours = processes.descendants(table, [self._owned.supervisor]) - pids_of_own
             # what the supervisor holds too was inherited from whoever started it
             found_now = read_connections({0: pids_of_own}, supervisor=ours)[0]
             self._connected = found_now is None or bool(found_now.outside)

@@ -8,7 +8,7 @@ terminates nothing.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from enum import Enum
 
 from grpo_run.watchdog.observation import SESSION_PHASES, Phase
@@ -37,8 +37,7 @@ number."""
 class DeadlineSettings:
     """Bounds and margins of learned deadlines, in seconds or as factors of observed durations.
 
-    Raises:
-        ValueError: a value is not a finite positive number, or two values contradict each other.
+    Those that a user has set are checked where they are read (`runtime/launching/_values.py`).
     """
 
     floor_seconds: float = 60.0
@@ -86,23 +85,6 @@ class DeadlineSettings:
     """Multiple of the time after which a deadline has ended the phase. A legitimate pause of up to five times
     the floor therefore costs one recovery.
     """
-
-    def __post_init__(self) -> None:
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if not (math.isfinite(value) and value > 0):
-                raise ValueError(f"{field.name} must be a finite number above 0, not {value}")
-            if field.name.startswith("factor_") and value < 1:
-                raise ValueError(f"{field.name} must be at least 1, not {value}")
-        for low, high in (
-            ("floor_seconds", "ceiling_seconds"),
-            ("first_floor_seconds", "ceiling_seconds"),
-            ("factor_seen", "factor_unseen"),
-        ):
-            if getattr(self, low) > getattr(self, high):
-                raise ValueError(
-                    f"{low} ({getattr(self, low):g}) must not be above {high} ({getattr(self, high):g})"
-                )
 
     def unlearned_seconds(self, phase: Phase) -> float:
         """Return the deadline of a phase without any observation."""

@@ -69,23 +69,19 @@ def hung_ranks(facts: ExitFacts) -> tuple[int, ...]:
     return tuple(rank for rank, state in sorted(facts.states.items()) if state != "Z")
 
 
-def frozen_ranks(
-    facts: ExitFacts, silent_seconds: Mapping[int, float], settings: DeadlineSettings
-) -> tuple[int, ...]:
-    """Return the ranks that remain if the interpreter of none of them has run for too long, else nothing.
+def all_frozen(facts: ExitFacts, silent_seconds: Mapping[int, float], settings: DeadlineSettings) -> bool:
+    """Whether the interpreter of none of the ranks that remain has run for too long.
 
     Args:
         facts: the last observation.
         silent_seconds: by rank, how long ago its heartbeat was written.
         settings: bounds.
     """
-    ranks = hung_ranks(facts)
-    frozen = all(
+    return all(
         facts.states[rank] in (*STOPPED_STATES, "R")
         and silent_seconds.get(rank, 0.0) >= settings.frozen_limit_seconds
-        for rank in ranks
+        for rank in hung_ranks(facts)
     )
-    return ranks if frozen else ()
 
 
 class ExitClock:

@@ -52,7 +52,8 @@ class StepClock:
 
     def __init__(self, settings: DeadlineSettings, now: float) -> None:
         self._settings = settings
-        self._position: tuple[int, int] | None = None
+        self.position: tuple[int, int] | None = None
+        """The call and the last committed step; None while not all ranks train."""
         self._began = self._moved = self._seen = now
         self._longest = 0.0
         self._ranks: dict[int, _RankInStep] = {}
@@ -71,10 +72,10 @@ class StepClock:
             slot.state is RankState.training for slot in known.values()
         )
         position = _position(known) if known and training else None
-        if position is None or position != self._position:
-            if position is not None and self._position is not None and position[0] == self._position[0]:
+        if position is None or position != self.position:
+            if position is not None and self.position is not None and position[0] == self.position[0]:
                 self._longest = max(self._longest, now - self._began)
-            self._position, self._began, self._moved = position, now, now
+            self.position, self._began, self._moved = position, now, now
             self._ranks = {}
             gap = 0.0
         self._slots = known
@@ -107,7 +108,7 @@ class StepClock:
     def stall(self) -> Stall | None:
         """Return the stall of a step in which nothing has moved for the deadline, else None."""
         silent = self._seen - self._moved
-        if self._position is None or silent <= self.deadline_seconds:
+        if self.position is None or silent <= self.deadline_seconds:
             return None
         ranks = tuple(sorted(self._slots))
         have = "has" if len(ranks) == 1 else "have"
@@ -133,19 +134,14 @@ class StepClock:
         With an estimate of its end, as far as one is known.
         """
         elapsed = self._seen - self._began
-        if self._position is None or elapsed < max(SLOW_SECONDS, self._settings.factor_seen * self._longest):
+        if self.position is None or elapsed < max(SLOW_SECONDS, self._settings.factor_seen * self._longest):
             return None
         if self._seen - self._moved > MOVING_SECONDS or any(map(self._is_unknown, self._slots.values())):
             return None
         return (
-            f"step {self._position[1] + 1} is slow but makes progress: it has taken {duration_text(elapsed)}"
+            f"step {self.position[1] + 1} is slow but makes progress: it has taken {duration_text(elapsed)}"
             f" so far; {self._where()}; {self._estimate()}"
         )
-
-    @property
-    def position(self) -> tuple[int, int] | None:
-        """The call and the last committed step; None while not all ranks train."""
-        return self._position
 
     def _is_unknown(self, slot: Slot) -> bool:
         """Whether the rank may work in a way that nothing counts.

@@ -117,13 +117,13 @@ def prove_stuck(before: RankLook, now: RankLook) -> StuckRank | None:
     if main is None:
         return None
     for with_sleepers in (False, True):
-        stuck = _stuck_threads(before, now, with_sleepers=with_sleepers)
-        if main.tid not in stuck.threads:
+        stuck, active = _stuck_threads(before, now, with_sleepers=with_sleepers)
+        if main.tid not in stuck:
             continue
         # nobody wakes a sleeping thread, but anything that runs beside it may be progress
-        if with_sleepers and _at_work(now, stuck.active):
+        if with_sleepers and _at_work(now, active):
             continue
-        waits = [thread.wait for thread in stuck.threads.values()]
+        waits = [thread.wait for thread in stuck.values()]
         return StuckRank(
             wait=main.wait,
             until_seconds=min(wait.until_seconds for wait in waits) if with_sleepers else math.inf,
@@ -132,16 +132,11 @@ def prove_stuck(before: RankLook, now: RankLook) -> StuckRank | None:
     return None
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Stuck:
-    """Stuck threads by id, and the processes in which anything may run."""
-
-    threads: dict[int, WaitingThread]
-    active: frozenset[int]
-
-
-def _stuck_threads(before: RankLook, now: RankLook, *, with_sleepers: bool) -> _Stuck:
-    """Return the largest set of threads that only they themselves could wake.
+def _stuck_threads(
+    before: RankLook, now: RankLook, *, with_sleepers: bool
+) -> tuple[dict[int, WaitingThread], set[int]]:
+    """Return the largest set of threads that only they themselves could wake, by id, and the processes in
+    which anything may run.
 
     Args:
         with_sleepers: count threads that sleep until a known time as stuck.
@@ -173,7 +168,7 @@ def _stuck_threads(before: RankLook, now: RankLook, *, with_sleepers: bool) -> _
             tid for tid, thread in stuck.items() if _can_be_woken(thread, process_of[tid], now, active, idle)
         ]
         if not woken:
-            return _Stuck(threads=stuck, active=frozenset(active))
+            return stuck, active
         for tid in woken:
             del stuck[tid]
             active.add(process_of[tid].pid)

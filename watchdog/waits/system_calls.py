@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from grpo_run.watchdog.waits.looks import UNKNOWN, Wait, WaitKind
 
@@ -43,37 +42,23 @@ _LOWEST_STACK_OF_64_BITS = 1 << 32
 _TIMESPEC = struct.Struct("<qq")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SystemCall:
-    """A system call that a thread is blocked in, with its six arguments as unsigned 64-bit numbers."""
-
-    name: str
-    arguments: tuple[int, ...]
-
-
-def parse_system_call(text: str, machine: str) -> SystemCall | None:
-    """Return the call of one line of /proc/PID/task/TID/syscall; None if the thread runs or the call is
-    unknown.
+def decode_wait(text: str, machine: str, read_memory: ReadMemory) -> Wait:
+    """Return what a thread waits for, by its line of /proc/PID/task/TID/syscall.
 
     A process of 32 bits has other numbers; it is recognized by its stack pointer.
 
     Args:
         text: the line.
         machine: `platform.machine()`.
+        read_memory: of the thread.
     """
     words = text.split()
     if len(words) != 9:
-        return None  # "running", or blocked outside a system call
+        return UNKNOWN  # "running", or blocked outside a system call
     name = _NAMES.get(machine, {}).get(int(words[0]))
     *arguments, stack, _ = (int(word, 16) for word in words[1:])
     if name is None or stack < _LOWEST_STACK_OF_64_BITS:
-        return None
-    return SystemCall(name=name, arguments=tuple(arguments))
-
-
-def decode_wait(call: SystemCall, read_memory: ReadMemory) -> Wait:
-    """Return what a thread in this call waits for."""
-    name, arguments = call.name, call.arguments
+        return UNKNOWN
     if name == "futex":
         return _futex(arguments)
     if name == "clock_nanosleep":
@@ -91,7 +76,7 @@ def decode_wait(call: SystemCall, read_memory: ReadMemory) -> Wait:
     return Wait(kind=WaitKind.timed, call=name, timeout_seconds=milliseconds / 1e3)
 
 
-def _futex(arguments: tuple[int, ...]) -> Wait:
+def _futex(arguments: list[int]) -> Wait:
     operation = arguments[1] & 0xFFFFFFFF
     command = operation & ~(_FUTEX_PRIVATE | _FUTEX_CLOCK_REALTIME)
     if command not in (_FUTEX_WAIT, _FUTEX_WAIT_BITSET):
@@ -102,7 +87,7 @@ def _futex(arguments: tuple[int, ...]) -> Wait:
     return Wait(kind=WaitKind.futex, call="futex") if operation & _FUTEX_PRIVATE else UNKNOWN
 
 
-def _clock_nanosleep(arguments: tuple[int, ...], read_memory: ReadMemory) -> Wait:
+def _clock_nanosleep(arguments: list[int], read_memory: ReadMemory) -> Wait:
     clock, flags, request = arguments[0] & 0xFFFFFFFF, arguments[1] & 0xFFFFFFFF, arguments[2]
     raw = read_memory(request, _TIMESPEC.size)
     # a relative sleep does not show when it began, and the wall clock may be set

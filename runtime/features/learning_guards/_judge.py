@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from itertools import islice, pairwise
 from statistics import median
 from typing import Any, NamedTuple
@@ -42,31 +42,9 @@ class Observation(NamedTuple):
 Series = Sequence[Observation]
 
 
-@dataclass(frozen=True, kw_only=True)
-class StepValues:
-    """What one step has shown; None for what it did not show. Equal on every rank, except `finite`.
-
-    A step that trains on an earlier rollout shows no reward. `kl` is None without a reference model.
-
-    Attributes:
-        finite: the loss and the norm of the gradient, before any filter, were finite.
-        reward: mean over all completions.
-        zero_variance: share of the groups whose rewards are all equal.
-        kl: mean KL divergence from the reference model, in nats.
-        entropy: mean entropy of the policy's next token, in nats.
-        capped: share of the completions that a limit ended.
-    """
-
-    finite: bool = True
-    reward: float | None = None
-    zero_variance: float | None = None
-    kl: float | None = None
-    entropy: float | None = None
-    capped: float | None = None
-
-
-NAMES = tuple(field.name for field in fields(StepValues) if field.name != "finite")
 NOT_FINITE = "not_finite"
+"""Name of the observation that the loss or the norm of the gradient, before any filter, was not finite. Ranks
+may differ in no other one."""
 
 
 _STORED = pydantic.TypeAdapter(dict[str, list[Observation]])
@@ -78,19 +56,13 @@ class ObservationHistory:
     def __init__(self) -> None:
         self._series: dict[str, list[Observation]] = {}
 
-    def add(self, step: int, values: StepValues) -> None:
-        """Add what a step has shown."""
-        if not values.finite:
-            self._append(NOT_FINITE, Observation(step, 1.0))
-        for name in NAMES:
-            value = getattr(values, name)
-            if value is not None and math.isfinite(value):
-                self._append(name, Observation(step, float(value)))
-
-    def _append(self, name: str, observation: Observation) -> None:
-        series = self._series.setdefault(name, [])
-        series.append(observation)
-        del series[:-MAX_LENGTH]
+    def add(self, step: int, values: Mapping[str, float]) -> None:
+        """Add what a step has shown, by name: `NOT_FINITE`, and the names of `_FINDERS`."""
+        for name, value in values.items():
+            if math.isfinite(value):
+                series = self._series.setdefault(name, [])
+                series.append(Observation(step, float(value)))
+                del series[:-MAX_LENGTH]
 
     def series(self, name: str) -> Series:
         """Return the observations of one name, oldest first."""
@@ -146,11 +118,8 @@ def find_nonfinite(series: Series, step: int) -> Trip | None:
     """
     if not series or series[-1].step != step or (len(series) > 1 and series[-2].step == step - 1):
         return None
-    return Trip(
-        guard=LearningGuard.nonfinite,
-        step=step,
-        onset=step,
-        sentence=f"The loss or the gradient of step {step} is not finite.",
+    return _trip(
+        LearningGuard.nonfinite, series[-1:], f"The loss or the gradient of step {step} is not finite."
     )
 
 
@@ -193,27 +162,16 @@ def find_reward_collapse(series: Series, limit: float | None) -> Trip | None:
         deviation = max(spread / 3.29, _mad_deviation(sample), _noise(before))
         fall = level - max(last)
         large = fall >= share * abs(level) if level else False
-        if (
-            fall > 0
-            and fall >= deviations * deviation
-            and max(last) < low
-            and (large or _leaves(fall, spread))
-        ):
-            onset = _onset(series, level, median(last), length)
-            return Trip(
-                guard=LearningGuard.reward,
-                step=series[-1].step,
-                onset=onset,
-                sentence=(
-                    f"The mean reward fell from {level:.3g} to {median(last):.3g} at step {onset} and has"
-                    " stayed there."
-                ),
+        leaves = spread > 0 and fall >= SPREADS * spread
+        if fall > 0 and fall >= deviations * deviation and max(last) < low and (large or leaves):
+            since = _since_onset(series, level, median(last), length)
+            return _trip(
+                LearningGuard.reward,
+                since,
+                f"The mean reward fell from {level:.3g} to {median(last):.3g} at step {since[0].step} and has"
+                " stayed there.",
             )
     return None
-
-
-def _leaves(fall: float, spread: float) -> bool:
-    return spread > 0 and fall >= SPREADS * spread
 
 
 def _best_level(values: Sequence[float]) -> tuple[float, Sequence[float]]:
@@ -245,15 +203,13 @@ def _quantile(values: Sequence[float], fraction: float) -> float:
     return ordered[round(fraction * (len(ordered) - 1))]
 
 
-def _onset(series: Series, level: float, now: float, length: int) -> int:
-    """The step of the first of the last observations that are all nearer to the present than to the old
-    level.
-    """
+def _since_onset(series: Series, level: float, now: float, length: int) -> Series:
+    """The last observations that are all nearer to the present than to the old level."""
     middle = (level + now) / 2
     first = len(series) - length
     while first > 0 and series[first - 1].value < middle:
         first -= 1
-    return series[first].step
+    return series[first:]
 
 
 def _trip(guard: LearningGuard, series: Series, sentence: str) -> Trip:
@@ -403,6 +359,8 @@ _FINDERS: Mapping[LearningGuard, tuple[str, Callable[[Series, float | None], Tri
     LearningGuard.reward: ("reward", find_reward_collapse),
     LearningGuard.capped: ("capped", find_capped_completions),
 }
+"""By guard, the name of the observations that it judges, and how. A step that trains on an earlier rollout
+shows no reward, one without a reference model no `kl`."""
 
 
 def judge(history: ObservationHistory, step: int, rules: Rules) -> list[Trip]:

@@ -19,9 +19,9 @@ import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from statistics import fmean
-from typing import Any, Protocol
+from typing import Any
 
-from grpo_run.runtime.features.learning_guards._judge import ObservationHistory, StepValues, Trip, judge
+from grpo_run.runtime.features.learning_guards._judge import NOT_FINITE, ObservationHistory, Trip, judge
 from grpo_run.runtime.features.learning_guards.events import LearningGuardTripped, Reseeded
 from grpo_run.runtime.features.learning_guards.settings import (
     FreshSeeds,
@@ -45,23 +45,13 @@ _JUDGED = {
     "entropy": "entropy",
     "capped": "truncated_completions",
 }
-"""Names of `StepValues`, and their rows in `watchdog/rank_metrics.py`."""
+"""Names of observations, and their rows in `watchdog/rank_metrics.py`."""
 METRICS = {
     name: metric.logged_as[0] for name, field in _JUDGED.items() for metric in LOGGED if metric.field == field
 }
-"""Names of `StepValues`, and those under which TRL's GRPO and RLOO collect them. All are means over all
+"""Names of observations, and those under which TRL's GRPO and RLOO collect them. All are means over all
 ranks.
 """
-
-
-class StepReader(Protocol):
-    """Reads what the steps of a call show."""
-
-    def begin_step(self) -> None:
-        """A step begins: its batches have been read."""
-
-    def take(self) -> StepValues:
-        """Return what the finished step has shown, and begin the next one."""
 
 
 class LoggedSteps:
@@ -81,16 +71,18 @@ class LoggedSteps:
     def begin_step(self) -> None:
         """Do nothing: what is logged counts for the step in progress."""
 
-    def take(self) -> StepValues:
+    def take(self) -> dict[str, float]:
         """Return what the step has shown."""
         finite, reward = self._finite, self._reward
         self._finite, self._reward = True, None
-        return StepValues(
-            # otherwise the weights have not changed: a gradient scaler skips a step that is not finite
-            finite=finite or not self._points.optimized,
-            # ranks log rewards of their own, and one rank must judge for all
-            reward=reward if self._session.is_main else None,
-        )
+        values: dict[str, float] = {}
+        # otherwise the weights have not changed: a gradient scaler skips a step that is not finite
+        if not finite and self._points.optimized:
+            values[NOT_FINITE] = 1.0
+        # ranks log rewards of their own, and one rank must judge for all
+        if reward is not None and self._session.is_main:
+            values["reward"] = reward
+        return values
 
 
 class TrainerSteps:
@@ -117,7 +109,7 @@ class TrainerSteps:
         """Note the norm of the gradient, which may still be computed on the device."""
         self._norm = norm
 
-    def take(self) -> StepValues:
+    def take(self) -> dict[str, float]:
         """Return what the step has shown."""
         finite, norm = self._loss_is_finite, self._norm
         self._loss_is_finite, self._norm = True, None
@@ -129,12 +121,12 @@ class TrainerSteps:
         if not finite and accelerator.mixed_precision == "fp16" and accelerator.optimizer_step_was_skipped:
             finite = True
         table = self._table()
-        values: dict[str, float] = {}
+        values = {} if finite else {NOT_FINITE: 1.0}
         for name, key in METRICS.items():
             new = [one for one in table.get(key, ())[self._lengths.get(name, 0) :] if math.isfinite(one)]
             if new:
                 values[name] = fmean(new)
-        return StepValues(finite=finite, **values)
+        return values
 
     def _table(self) -> Mapping[str, list[float]]:
         tables = getattr(self._trainer, trainer_names.METRICS, None)
@@ -181,16 +173,13 @@ def _is_valid_norm(norm: Any) -> bool:
     return bool(_is_finite(local)) and bool((local >= 0).all())
 
 
-_SEEDS = 2**32
-
-
 def seed_of(run_id: str, order: FreshSeeds, group: int) -> int:
     """Return the seed of a group of ranks: reproducible, and different for each run, order and group.
 
     Args:
         group: the rank, or what ranks have in common that must sample alike.
     """
-    return zlib.crc32(f"{run_id} {order.number} {group}".encode()) % _SEEDS
+    return zlib.crc32(f"{run_id} {order.number} {group}".encode())
 
 
 def reseed(seed: int) -> None:
@@ -244,7 +233,7 @@ def alarm_of(trip: Trip) -> Alarm:
 class LearningGuards:
     """The guards of one call."""
 
-    def __init__(self, session: Session, points: CallPoints, steps: StepReader) -> None:
+    def __init__(self, session: Session, points: CallPoints, steps: LoggedSteps | TrainerSteps) -> None:
         self._session = session
         self._points = points
         self._steps = steps
@@ -310,7 +299,7 @@ class LearningGuardsPart(RankFeature):
 
     def call(self, session: Session, points: CallPoints) -> None:
         """Judge the steps of a call or loop."""
-        steps: StepReader
+        steps: LoggedSteps | TrainerSteps
         if points.trainer is not None:
             steps = TrainerSteps(points.trainer)
             points.hooks.enter_context(read_steps(points.trainer, steps))

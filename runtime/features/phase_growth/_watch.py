@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from statistics import fmean, median
 
+from grpo_run.runtime.features.phase_growth.events import GrowthFound
 from grpo_run.watchdog.text import duration_text, join_words
 
 CONTROL_PHASES = ("data", "generate", "score", "reward", "forward_backward", "optimizer")
@@ -74,43 +75,6 @@ class Block:
     most_hooks: str = ""
 
 
-@dataclass(frozen=True, kw_only=True)
-class PhaseGrowth:
-    """A phase or callback that costs more and more.
-
-    Attributes:
-        phase: its name.
-        factor: how many times what it cost at the beginning.
-        base_step: the last step of the beginning.
-        since_step: the step from which on it has risen.
-        lost_seconds: what it costs in addition from now to the end; None if the end is not known.
-        target_steps: the end.
-        grew: what grew with it.
-    """
-
-    phase: str
-    factor: float
-    base_step: int
-    since_step: int
-    lost_seconds: float | None
-    target_steps: int
-    grew: tuple[str, ...]
-
-    @property
-    def sentence(self) -> str:
-        """The growth as it is said."""
-        name = f"callback {self.phase}" if "." in self.phase else f"phase {self.phase}"
-        lost = ""
-        if self.lost_seconds is not None:
-            time = duration_text(self.lost_seconds)
-            lost = f", which at this rate costs {time} more by step {self.target_steps}"
-        grew = f"With it grew {join_words(self.grew)}" if self.grew else "Cannot tell what grew with it"
-        return (
-            f"steps get slower: {name} takes {self.factor:.1f} times as long for the same work as up to step"
-            f" {self.base_step}, and rises since step {self.since_step}{lost}. {grew}"
-        )
-
-
 class GrowthWatch:
     """The blocks of one call in one attempt, and what was found in them.
 
@@ -133,7 +97,7 @@ class GrowthWatch:
         self._pending: list[_Costs] = []
         self._found: set[str] = set()
 
-    def add(self, block: Block) -> PhaseGrowth | None:
+    def add(self, block: Block) -> GrowthFound | None:
         """Add a block; return the growth that costs most of those that were not found before."""
         if self._base is None:
             self._base_blocks.append(block)
@@ -157,7 +121,7 @@ class GrowthWatch:
         self._found.add(growth.phase)
         return growth
 
-    def _growth(self, base: Block, block: Block, phase: str) -> tuple[float, PhaseGrowth] | None:
+    def _growth(self, base: Block, block: Block, phase: str) -> tuple[float, GrowthFound] | None:
         """Return what a phase costs more per step in seconds, and its growth."""
         if phase in self._found:
             return None
@@ -175,17 +139,23 @@ class GrowthWatch:
             return None
         level = before + QUARTER_PART * (now - before)
         since = max((one.last_step for one in blocks if one.seconds[phase] < level), default=base.last_step)
-        lost, remaining = None, self._target - block.last_step
-        if remaining > 0:
+        lost, costs_more = None, ""
+        if (remaining := self._target - block.last_step) > 0:
             lost = remaining * (excess + excess / max(1, block.last_step - since) * remaining / 2)
-        return excess, PhaseGrowth(
+            costs_more = f", which at this rate costs {duration_text(lost)} more by step {self._target}"
+        grew = _grew_with(phase, base, block)
+        name = f"callback {phase}" if "." in phase else f"phase {phase}"
+        with_it = f"With it grew {join_words(grew)}" if grew else "Cannot tell what grew with it"
+        return excess, GrowthFound(
             phase=phase,
-            factor=now / before,
-            base_step=base.last_step,
+            factor=round(now / before, 3),
             since_step=since,
             lost_seconds=lost,
-            target_steps=self._target,
-            grew=_grew_with(phase, base, block),
+            grew=grew,
+            sentence=(
+                f"steps get slower: {name} takes {now / before:.1f} times as long for the same work as up to"
+                f" step {base.last_step}, and rises since step {since}{costs_more}. {with_it}"
+            ),
         )
 
     def _normalized(self, base: Block, block: Block) -> dict[str, float]:

@@ -17,9 +17,10 @@ from contextlib import contextmanager
 from statistics import median
 from typing import Any
 
+import msgspec
+
 from grpo_run.runtime.board.slot_writer import SlotWriter
-from grpo_run.runtime.features.phase_growth._watch import CONTROL_PHASES, Block, GrowthWatch, PhaseGrowth
-from grpo_run.runtime.features.phase_growth.events import GrowthFound
+from grpo_run.runtime.features.phase_growth._watch import CONTROL_PHASES, Block, GrowthWatch
 from grpo_run.runtime.history.events import PhaseCosts
 from grpo_run.runtime.rank.points import CallPoints, RankFeature
 from grpo_run.runtime.rank.session import Session
@@ -136,7 +137,9 @@ class GrowthMeter:
             growth = self._watch.add(block)
             self._begin_block()
             if growth is not None:
-                self._say(growth, step)
+                place = {"rank": 0, "step": step, "train_call": self._slot.train_call}
+                self._session.journal.write(msgspec.structs.replace(growth, **place))
+                self._session.warn(growth.sentence)
 
     def _begin_block(self) -> None:
         self._phases.clear()
@@ -176,22 +179,6 @@ class GrowthMeter:
             "log": len(self._trainer.state.log_history),
         }
         return counts, self._hooked[most][0] or type(self._hooked[most][1]).__name__
-
-    def _say(self, growth: PhaseGrowth, step: int) -> None:
-        self._session.journal.write(
-            GrowthFound(
-                rank=0,
-                step=step,
-                train_call=self._slot.train_call,
-                phase=growth.phase,
-                factor=round(growth.factor, 3),
-                since_step=growth.since_step,
-                lost_seconds=growth.lost_seconds,
-                grew=list(growth.grew),
-                sentence=growth.sentence,
-            )
-        )
-        self._session.warn(growth.sentence)
 
 
 class PhaseGrowthPart(RankFeature):

@@ -98,10 +98,8 @@ class WorkerHandle:
             return None
         # an event loop's own pair of sockets waits for nobody
         found = read_connections({0: members}, supervisor=[os.getpid()])[0]
-        return TreeReading(
-            members=used.members,
-            cpu_seconds=used.cpu_seconds,
-            io_bytes=used.io_bytes,
+        return replace(
+            used,
             runnable=frozenset(number for number, thread in threads.items() if thread.state == "R"),
             connected=bool(found.outside) if found is not None else None,
         )

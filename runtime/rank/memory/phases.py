@@ -16,10 +16,10 @@ import time
 from collections.abc import Callable
 from typing import NamedTuple
 
-from grpo_run.runtime.board.memory_area import MemoryAreaWriter, Totals
+from grpo_run.runtime.board.memory_area import MemoryAreaWriter
 from grpo_run.runtime.rank.memory.cleanup_policy import StepMemory
 from grpo_run.runtime.rank.memory.device import DeviceReading
-from grpo_run.watchdog.memory.phase_memory import PhaseMemory
+from grpo_run.watchdog.memory.phase_memory import PhaseMemory, RankMemory
 from grpo_run.watchdog.observation import Phase
 
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
@@ -162,7 +162,7 @@ class PhaseAccounting:
         self._most_resident = most_resident
         retries = 0
         if device is not None:
-            totals.has_device = 1
+            totals.has_device = True
             totals.capacity_bytes = device.capacity
             self._step_peak = max(self._step_peak, device.peak_allocated)
             # the script may have reset the allocator's counters
@@ -172,7 +172,7 @@ class PhaseAccounting:
             )
             self._counters = device.retries, device.ooms
             totals.ooms += ooms
-        changed: list[Totals | PhaseMemory] = [totals]
+        changed: list[RankMemory | PhaseMemory] = [totals]
         if ended is not None:
             own = self._area.figures(ended)
             own.peak_resident_bytes = max(own.peak_resident_bytes, peak_resident)

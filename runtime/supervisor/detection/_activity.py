@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 
 from grpo_run.runtime.processes import usage as process_usage
 from grpo_run.runtime.upstream import process_names
@@ -65,7 +66,7 @@ class RankActivity:
         self._long_seconds = floor_seconds / 2
         self._next_reading_at = 0.0
         self._collectives_issued: dict[int, int] = {}
-        self._usage: dict[int, tuple[float, process_usage.TreeUsage]] = {}
+        self._usage: dict[int, tuple[float, TreeReading]] = {}
         self._active_at: dict[int, float] = {}
         self._computing_at: dict[int, float] = {}
         self._seen_at: dict[int, float] = {}
@@ -243,7 +244,7 @@ class RankActivity:
             if one is None or one.outside:
                 self._outside[rank] = now, one.outside if one is not None else "an unknown process"
 
-    def _compare(self, rank: int, slot: Slot, usage: process_usage.TreeUsage | None, now: float) -> None:
+    def _compare(self, rank: int, slot: Slot, usage: TreeReading | None, now: float) -> None:
         """Compare with the last reading, and record what counts as activity in the rank's phase."""
         before = self._usage.pop(rank, None)
         if usage is None:
@@ -269,7 +270,7 @@ def _read_connections(members: Mapping[int, list[int]]) -> dict[int, connections
 
 
 def _reading(
-    usage: process_usage.TreeUsage | None, closer: list[int] | None, connected: connections.Connections | None
+    usage: TreeReading | None, closer: list[int] | None, connected: connections.Connections | None
 ) -> TreeReading | None:
     if usage is None:
         return None
@@ -283,10 +284,8 @@ def _reading(
             for number, thread in threads.items()
             if thread.state == "R" and thread.name not in WAITING_THREADS
         )
-    return TreeReading(
-        members=usage.members,
-        cpu_seconds=usage.cpu_seconds,
-        io_bytes=usage.io_bytes,
+    return replace(
+        usage,
         runnable=runnable,
         connected=bool(connected.outside) or connected.device if connected is not None else None,
         traffic_bytes=connected.traffic_bytes if connected is not None else None,

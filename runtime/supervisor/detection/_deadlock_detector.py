@@ -47,7 +47,7 @@ class Poll:
 
     movement: tuple[object, ...]
     recorded: Recorded
-    main_threads: dict[int, processes.MainThread | None]
+    main_threads: dict[int, processes.ProcessStat | None]
     positions: dict[int, Position]
     threads: dict[int, ThreadReport]
     suspected: bool = False
@@ -228,7 +228,7 @@ class DeadlockDetector:
         assumed = {rank: without_other_threads(position) for rank, position in positions.items()}
         return prove(assumed, world_size=self._ranks.world_size) is not None
 
-    def _is_idle(self, rank: int, now: processes.MainThread | None) -> bool:
+    def _is_idle(self, rank: int, now: processes.ProcessStat | None) -> bool:
         """Whether the rank's main thread has slept since the last poll."""
         before = self.last_poll.main_threads.get(rank) if self.last_poll is not None else None
         # a runnable thread without CPU time is not idle: other processes occupy the processor

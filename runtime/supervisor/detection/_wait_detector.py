@@ -72,11 +72,7 @@ class WaitDetector:
         self._overdue_at = overdue_at
         self._exit_seconds = exit_seconds
         self._reader = LookReader()
-        self._suspects: dict[int, _Suspect] = {}
-        self._next_look_at = 0.0
-        self._interval = CONFIRM_SECONDS
-        self._promising = False
-        self.suspicion: str | None = None
+        self.restart()
 
     @property
     def unavailable(self) -> dict[int, str]:
@@ -85,12 +81,12 @@ class WaitDetector:
 
     def restart(self) -> None:
         """Discard all looks, after a pause of the supervisor or after a rank has moved."""
-        self._suspects.clear()
+        self._suspects: dict[int, _Suspect] = {}
         self._reader.forget()
         self._promising = False
         self._interval = CONFIRM_SECONDS
         self._next_look_at = 0.0
-        self.suspicion = None
+        self.suspicion: str | None = None
 
     def scan(self, slots: Mapping[int, Slot | None], now: float) -> HangFinding | None:
         """Look if it is time to, and return ranks that are proved stuck."""

@@ -7,6 +7,7 @@ refusal is reported in `refused` and makes the process unknown. Does not judge.
 
 from __future__ import annotations
 
+import functools
 import os
 import platform
 import re
@@ -16,7 +17,7 @@ from grpo_run.watchdog import processes
 from grpo_run.watchdog.evidence.stack_capture import STACK_SIGNAL
 from grpo_run.watchdog.run_processes.remaining import runs_service
 from grpo_run.watchdog.waits.looks import UNKNOWN, Process, RankLook, Wait, WaitingThread, WaitKind
-from grpo_run.watchdog.waits.system_calls import decode_wait, parse_system_call
+from grpo_run.watchdog.waits.system_calls import decode_wait
 
 MAX_THREADS = 1000
 """A process with more threads is not examined, because the supervisor would pause for too long."""
@@ -130,9 +131,7 @@ class LookReader:
             wait = Wait(kind=WaitKind.stopped)
         elif state == "S":
             registers, refusal = read_system_call(pid, tid)
-            call = parse_system_call(registers, _MACHINE)
-            if call is not None:
-                wait = decode_wait(call, lambda address, size: read_memory(tid, address, size))
+            wait = decode_wait(registers, _MACHINE, functools.partial(read_memory, tid))
         thread = WaitingThread(
             tid=tid, name=name, state=state, switches=switches, wait=wait, registers=registers
         )

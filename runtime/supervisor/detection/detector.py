@@ -112,10 +112,11 @@ class HangDetector:
         self._deadlocks.due_at = math.inf
         self._movement.record(slots, now)
         self._stalls.record(slots, now)
+        known = {rank: slot for rank, slot in slots.items() if slot is not None}
         if all_done(list(slots.values())):
             self._deadlocks.suspicion = self._stalls.suspicion = self._stalls.awaited = None
             stuck = self._waits.scan(slots, now)
-            stall = self._exit_hangs.scan(slots, self._ranks.pids, now)
+            stall = self._exit_hangs.scan(known, self._ranks.pids, now)
             # a rank that works on is not ended for the sake of one that is stuck: nobody waits for that one
             if (
                 stuck is not None

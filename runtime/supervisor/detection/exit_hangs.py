@@ -8,11 +8,11 @@ that it may wait for. Called by `detector.py` at every scan; observes every two 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Protocol
 
 from grpo_run.watchdog.causes import Cause
-from grpo_run.watchdog.observation import Phase, RankState, Slot
+from grpo_run.watchdog.observation import Phase, Slot
 from grpo_run.watchdog.stalls.awaited import AwaitedRank
 from grpo_run.watchdog.stalls.deadlines import DeadlineSettings
 from grpo_run.watchdog.stalls.exit_hangs import (
@@ -20,7 +20,7 @@ from grpo_run.watchdog.stalls.exit_hangs import (
     Activity,
     ExitClock,
     ExitFacts,
-    frozen_ranks,
+    all_frozen,
     hung_ranks,
     limit_seconds,
 )
@@ -47,19 +47,11 @@ class ExitHangDetector:
     Args:
         settings: `exit_seconds`, `exit_connected_seconds` and `ceiling_seconds` are the deadlines.
         observe: reads the processes.
-        cost_clock: measures what an observation costs, in seconds.
     """
 
-    def __init__(
-        self,
-        settings: DeadlineSettings,
-        observe: Observe,
-        *,
-        cost_clock: Callable[[], float] = time.thread_time,
-    ) -> None:
+    def __init__(self, settings: DeadlineSettings, observe: Observe) -> None:
         self._settings = settings
         self._observe = observe
-        self._cost_clock = cost_clock
         self._next_check_at = self._next_connections_at = self._observed_since = 0.0
         self.restart()
 
@@ -68,20 +60,19 @@ class ExitHangDetector:
         self.awaited: AwaitedRank | None = None
         self._exit_clock: ExitClock | None = None
 
-    def scan(self, slots: Mapping[int, Slot | None], pids: Mapping[int, int], now: float) -> Stall | None:
+    def scan(self, slots: Mapping[int, Slot], pids: Mapping[int, int], now: float) -> Stall | None:
         """Return the processes that do not exit, or None.
 
         Args:
-            slots: all local ranks' slots.
+            slots: all local ranks' slots; every script has run its last line.
             pids: processes that are still running, by rank.
             now: monotonic seconds.
         """
-        done = all(slot is not None and slot.state is RankState.done for slot in slots.values())
-        if now < self._next_check_at or not pids or not done:
+        if now < self._next_check_at or not pids:
             return None
-        began = self._cost_clock()
+        began = time.thread_time()
         facts = self._facts(pids, now)
-        cost = self._cost_clock() - began
+        cost = time.thread_time() - began
         self._next_check_at = now + max(CHECK_SECONDS, cost / COST_FRACTION)
         if facts is None:
             self._exit_clock = self.awaited = None
@@ -91,9 +82,7 @@ class ExitHangDetector:
             self._observed_since = now
             return None
         silent = {
-            rank: now - max(slot.heartbeat_seconds, self._observed_since)
-            for rank, slot in slots.items()
-            if slot is not None
+            rank: now - max(slot.heartbeat_seconds, self._observed_since) for rank, slot in slots.items()
         }
         self._exit_clock.record(facts, now)
         self.awaited = self._find_awaited(self._exit_clock, facts, slots, silent, now)
@@ -103,23 +92,23 @@ class ExitHangDetector:
         self,
         clock: ExitClock,
         facts: ExitFacts,
-        slots: Mapping[int, Slot | None],
+        slots: Mapping[int, Slot],
         silent: Mapping[int, float],
         now: float,
     ) -> AwaitedRank | None:
         rank = next(iter(hung_ranks(facts)), None)
-        slot = slots[rank] if rank is not None else None
-        if slot is None:
+        if rank is None:
             return None
+        slot = slots[rank]
         at_work = clock.seen in (Activity.progress, Activity.cpu)
-        if facts.states[slot.rank] in STOPPED_STATES:
-            ends_at = now - silent[slot.rank] + self._settings.frozen_limit_seconds
+        if facts.states[rank] in STOPPED_STATES:
+            ends_at = now - silent[rank] + self._settings.frozen_limit_seconds
         elif at_work:
             ends_at = clock.progress_at + self._settings.ceiling_seconds
         else:
             ends_at = clock.inactive_since[0] + limit_seconds(facts, self._settings)
         return AwaitedRank(
-            rank=slot.rank,
+            rank=rank,
             phase=Phase.idle,
             since_seconds=slot.last_progress_seconds,
             deadline_at_seconds=ends_at,
@@ -143,7 +132,7 @@ class ExitHangDetector:
         ranks = hung_ranks(facts)
         if not ranks:
             return None
-        if clock.seen is not Activity.progress and frozen_ranks(facts, silent, self._settings):
+        if clock.seen is not Activity.progress and all_frozen(facts, silent, self._settings):
             waited, limit = min(silent[rank] for rank in ranks), self._settings.frozen_limit_seconds
             return _stall(ranks, waited, limit, "ran no Python code", (), Cause.interpreter_stuck)
         if clock.computes_for_too_long(now):

@@ -132,7 +132,9 @@ def test_a_supervisor_that_exits_instead_of_answering_is_reported(
 
 
 @pytest.mark.usefixtures("owned")
-def test_a_request_is_repeated_for_a_supervisor_that_is_starting(run: RunDirectory) -> None:
+def test_a_request_is_repeated_for_a_supervisor_that_is_starting(
+    run: RunDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It replaces the board of the last one, which nobody reads."""
     Board.create(run.board, 1)
     boards: list[Board] = []
@@ -144,6 +146,7 @@ def test_a_request_is_repeated_for_a_supervisor_that_is_starting(run: RunDirecto
 
     timer = threading.Timer(0.5, replaced)
     timer.start()
-    assert stop_requests.ask(run.board, seconds=60.0)
+    monkeypatch.setattr(stop_requests, "ANSWER_SECONDS", 60.0)
+    assert stop_requests.ask(run.board)
     timer.join()
     requests.end()

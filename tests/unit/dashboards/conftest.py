@@ -34,7 +34,7 @@ def measured(rank: int) -> RankMemory:
         for phase, highest in zip(Phase, (20, 21, 60, 20, 50, 70, 65, 20, 20, 40, 20, 20, 20), strict=True)
     }  # fmt: skip
     return RankMemory(
-        has_device=True, capacity_bytes=80 * gib, readings=91, spent_seconds=0.5, allocated_bytes=20 * gib,
+        has_device=True, capacity_bytes=80 * gib, readings=91, spent_ns=5 * 10**8, allocated_bytes=20 * gib,
         reserved_bytes=75 * gib, inactive_split_bytes=2 * gib, resident_bytes=2 * gib,
         peak_allocated_bytes=70 * gib, peak_reserved_bytes=75 * gib, retries=13, ooms=2, released_bytes=0,
         freed_bytes=0, phases=phases,

@@ -11,6 +11,7 @@ import math
 import os
 from collections import Counter
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,7 +21,6 @@ import pytest
 from grpo_run.runtime.board import collective_log, slot_writer
 from grpo_run.runtime.board.board import Board
 from grpo_run.runtime.processes import usage as process_usage
-from grpo_run.runtime.processes.usage import TreeUsage
 from grpo_run.runtime.supervisor.detection import _collective_records as collective_records
 from grpo_run.runtime.supervisor.detection import _wait_detector as wait_detector
 from grpo_run.runtime.supervisor.detection.detector import HangDetector
@@ -29,16 +29,19 @@ from grpo_run.watchdog import processes
 from grpo_run.watchdog.deadlocks.collectives import CollectiveProgress
 from grpo_run.watchdog.deadlocks.positions import THREADS_HANDLER, ThreadReport
 from grpo_run.watchdog.observation import Phase, RankState, Slot
-from grpo_run.watchdog.processes import MainThread
 from grpo_run.watchdog.run_processes import connections
 from grpo_run.watchdog.run_processes.connections import Connections
 from grpo_run.watchdog.stalls.deadlines import DeadlineSettings
 from grpo_run.watchdog.stalls.exit_hangs import ExitFacts, ProcessUsage
-from grpo_run.watchdog.stalls.process_clocks import ThreadReading
+from grpo_run.watchdog.stalls.process_clocks import ThreadReading, TreeReading
 from grpo_run.watchdog.waits.looks import Process, RankLook, Wait, WaitingThread, WaitKind
 from support.builders.watchdog.stall_shell import durations_of, key_of
 from support.collective_entries import add_entry
 
+MAIN_THREAD = processes.ProcessStat(
+    pid=0, name="python", state="S", parent=0, session=0, cpu_seconds=0.0, children_cpu_seconds=0.0,
+    started_ticks=0,
+)  # fmt: skip
 TIGHT = {
     "floor_seconds": 4.0, "first_floor_seconds": 20.0, "first_seconds": 20.0, "startup_seconds": 20.0,
     "evaluation_seconds": 20.0, "ceiling_seconds": 40.0, "exit_seconds": 4.0,
@@ -624,16 +627,16 @@ class DetectorShell:
             waits_for=("another machine",) if self.connected_ranks else (),
         )
 
-    def _main_thread(self, pid: int) -> MainThread | None:
+    def _main_thread(self, pid: int) -> processes.ProcessStat | None:
         state = self.states[pid - 100]
-        return None if state is None else MainThread(state=state, cpu_seconds=self.cpu[pid - 100])
+        return None if state is None else replace(MAIN_THREAD, state=state, cpu_seconds=self.cpu[pid - 100])
 
-    def _tree_usage(self, members: list[int]) -> TreeUsage | None:
+    def _tree_usage(self, members: list[int]) -> TreeReading | None:
         told = [io_bytes for pid in members if (io_bytes := self.io[pid - 100]) is not None]
         if len(told) < len(members):
             return None
         cpu_seconds = sum(self.cpu[pid - 100] for pid in members)
-        return TreeUsage(members=frozenset(members), cpu_seconds=cpu_seconds, io_bytes=sum(told))
+        return TreeReading(members=frozenset(members), cpu_seconds=cpu_seconds, io_bytes=sum(told))
 
     def _tree_threads(self, members: list[int]) -> dict[int, ThreadReading] | None:
         threads = {

@@ -16,7 +16,7 @@ from dataclasses import replace
 from grpo_run.watchdog.waits.looks import UNKNOWN, Process, RankLook, Wait, WaitingThread, WaitKind
 from grpo_run.watchdog.waits.proof import StuckRank, prove_stuck
 from grpo_run.watchdog.waits.sentences import describe_stuck, name_lock
-from grpo_run.watchdog.waits.system_calls import decode_wait, parse_system_call
+from grpo_run.watchdog.waits.system_calls import decode_wait
 
 RANK = 100
 STATES = {"stopped": "T", "ended": "Z"}
@@ -147,17 +147,12 @@ class WaitShell:
 
     def line(self, text: str, machine: str = "x86_64") -> str:
         """The wait that the kernel's line about a thread means."""
-        call = parse_system_call(text, machine)
-        if call is None:
-            return "not decoded"
 
         def read_memory(address: int, size_bytes: int) -> bytes | None:
             content = MEMORY.get(address)
             return content[:size_bytes] if content is not None else None
 
-        found = decode_wait(call, read_memory)
-        if found is None:
-            return "none"
+        found = decode_wait(text, machine, read_memory)
         facts = (
             f"{name} {value:g}"
             for name in ("timeout_seconds", "until_seconds", "child")

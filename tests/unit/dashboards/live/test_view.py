@@ -72,8 +72,8 @@ def test_lateness_waits_and_memory_of_ranks_are_shown(
 ) -> None:
     """Rank 0 is waited for; rank 1 has voted later; rank 2 cannot be observed."""
     slots = (
-        make_slot(rank=0, voted_step=7, voted_at_seconds=990.0),
-        make_slot(rank=1, local_rank=1, voted_step=7, voted_at_seconds=990.25),
+        make_slot(rank=0, voted_step=7, voted_at_ns=990 * 10**9),
+        make_slot(rank=1, local_rank=1, voted_step=7, voted_at_ns=990_250_000_000),
         None,
     )
     awaited = replace(make_status().awaited, since_seconds=900.0)  # type: ignore[type-var]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from grpo_run.runtime.board._header import HEADER_BYTES
 from grpo_run.runtime.board._slot_layout import SLOT_BYTES
 from grpo_run.runtime.board.board import Board
 from grpo_run.runtime.board.memory_area import MEMORY_AREA_BYTES
+from grpo_run.watchdog.memory.phase_memory import RankMemory
 from grpo_run.watchdog.observation import Phase
 from grpo_run.watchdog.rank_metrics import LOGGED_FIELDS
 
@@ -24,6 +26,7 @@ FLOATS = [
     "ended_repetition",
     "ended_deadline", "generation_limit", "prompt_tokens", "prompt_length",
 ]  # fmt: skip
+FIGURES = [field.name for field in fields(RankMemory) if field.name != "phases"]
 
 
 def test_every_field_keeps_its_place_on_disk(tmp_path: Path) -> None:
@@ -60,7 +63,7 @@ def area_at(path: Path, index: int) -> int:
 def test_another_process_reads_what_a_rank_has_measured(path: Path) -> None:
     """Every figure under its own name; phases that were not measured are missing."""
     writer = Board.open(path, writable=True).writer(1, rank=5, pid=4711, attempt=3).memory_area
-    for number, name in enumerate(writer.totals.__slots__, start=2):
+    for number, name in enumerate(FIGURES, start=2):
         setattr(writer.totals, name, number * 10**9)
     figures = writer.figures(Phase.generate)
     for number, name in enumerate(figures.__slots__, start=1):
@@ -96,7 +99,7 @@ def test_another_process_reads_what_a_rank_has_measured(path: Path) -> None:
 def test_every_figure_keeps_its_place_on_disk(path: Path) -> None:
     """Offsets and formats are part of the file format: a supervisor may be older than its ranks."""
     writer = Board.open(path, writable=True).writer(0, rank=0, pid=1, attempt=0).memory_area
-    for number, name in enumerate(writer.totals.__slots__, start=1):
+    for number, name in enumerate(FIGURES, start=1):
         setattr(writer.totals, name, number)
     for number, name in enumerate(writer.figures(Phase.startup).__slots__, start=1):
         setattr(writer.figures(Phase.startup), name, number)

@@ -55,7 +55,7 @@ def test_times_are_monotonic_seconds(board: Board, writer: SlotWriter) -> None:
     before = time.monotonic()
     writer.publish()
     slot = seen(board)
-    assert (slot.voted_at_seconds, slot.train_started_seconds) == (1.5, 0.25)
+    assert (slot.voted_at_seconds, slot.train_started_ns) == (1.5, 250_000_000)
     assert before - 1e-3 <= slot.last_progress_seconds <= time.monotonic()
 
 

@@ -181,7 +181,9 @@ def decided(words: Sequence[str], run: RunDirectory, capsys: pytest.CaptureFixtu
         directory = RunDirectory(path=launch.config.run_directory)
         history = History.of(read_journal(directory.journal))
         inputs = inputs_of(launch.config, launch.script)
-        check_inputs(launch.config.run_id, directory, history, inputs, accept_change=launch.accept_change)
+        check_inputs(
+            launch.config.run_id, directory, history, inputs, accept_change=launch.options.accept_change
+        )
         check_against_run(launch.config, directory, history)
     except UsageError as error:
         return f"{REFUSED}: {error}"

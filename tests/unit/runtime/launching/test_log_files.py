@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import stat
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -16,7 +17,7 @@ from grpo_run.runtime.event import Event
 from grpo_run.runtime.history.reporter import LiveHistory
 from grpo_run.runtime.history.run_directory import RunDirectory
 from grpo_run.runtime.launching import _log_files
-from grpo_run.runtime.launching._log_files import LogFiles
+from grpo_run.runtime.launching._log_files import log_event, log_to_file
 
 
 def lines(path: Path) -> list[dict[str, Any]]:
@@ -36,7 +37,7 @@ def run(tmp_path: Path) -> RunDirectory:
 @pytest.fixture
 def live(run: RunDirectory) -> LiveHistory:
     """The supervisor's journal in the first attempt; what it writes is logged."""
-    found = LiveHistory(run.journal, "night", log=LogFiles(run).record)
+    found = LiveHistory(run.journal, "night", log=partial(log_event, run))
     found.journal.attempt = 0
     return found
 
@@ -67,7 +68,7 @@ def test_events_are_logged_by_rank(run: RunDirectory, live: LiveHistory) -> None
 def test_events_of_an_earlier_supervisor_are_not_logged_again(run: RunDirectory, live: LiveHistory) -> None:
     """They are in the journal already when a supervisor begins."""
     live.write(event("step_committed", step=3, train_call=1))
-    again = LiveHistory(run.journal, "night", log=LogFiles(run).record)
+    again = LiveHistory(run.journal, "night", log=partial(log_event, run))
     again.write(event("step_committed", step=4, train_call=1))
     assert [line["step"] for line in lines(run.log)] == [3, 4]
 
@@ -110,7 +111,7 @@ def test_a_log_is_bounded(run: RunDirectory, live: LiveHistory, monkeypatch: pyt
 @pytest.fixture
 def configured(run: RunDirectory) -> Iterator[None]:
     """Let structlog write to the supervisor's file until the test ends."""
-    LogFiles(run).configure()
+    log_to_file(run)
     yield
     structlog.reset_defaults()
 

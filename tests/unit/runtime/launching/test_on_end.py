@@ -14,6 +14,7 @@ from support.journal import event
 from grpo_run.runtime.history.journal import Journal
 from grpo_run.runtime.history.run_directory import RunDirectory
 from grpo_run.runtime.launching._on_end import STOP_SECONDS, end_record, leave_at, run_on_end, status_or_none
+from grpo_run.runtime.launching.request import RunResult
 
 
 def test_the_command_reads_the_record_on_its_standard_input(tmp_path: Path) -> None:
@@ -83,10 +84,10 @@ def test_the_record_has_the_verdict_of_the_last_incident(tmp_path: Path) -> None
     journal.write(event("run_started"))
     journal.write(event("incident", step=7, cause="signal", culprit=1, incident=str(incident)))
     journal.write(event("run_ended", exit_code=93, sentence="Gave up."))
-    record = end_record(
-        run_id="night", directory=run.path, state="failed", exit_code=93, sentence="Gave up.",
-        status=status_or_none(run)
-    )  # fmt: skip
+    ended = RunResult(
+        run_id="night", run_directory=run.path, exit_code=93, sentence="Gave up.", status=status_or_none(run)
+    )
+    record = end_record(ended, "failed")
     assert record["verdict"] == {"cause": "signal"}
     assert (record["schema"], record["state"], record["exit_code"], record["attempts"]) == (
         1,
@@ -102,9 +103,8 @@ def test_a_run_that_cannot_be_read_has_a_record_too(tmp_path: Path) -> None:
     """Its fields are null; how it ended is known."""
     status = status_or_none(RunDirectory(path=tmp_path / "nothing"))
     assert status is None
-    record = end_record(
-        run_id="night", directory=tmp_path, state="failed", exit_code=93, sentence="It failed.", status=status
-    )
+    ended = RunResult(run_id="night", run_directory=tmp_path, exit_code=93, sentence="It failed.")
+    record = end_record(ended, "failed")
     assert (record["sentence"], record["step"], record["verdict"]) == ("It failed.", None, None)
 
 

@@ -20,19 +20,18 @@ FACTS = GRPO.model_copy(
 def slot(rank: int, passes: int) -> Slot:
     return Slot(
         rank=rank, local_rank=rank, pid=1, attempt=0, state=RankState.training, phases=(), train_call=1,
-        step=1, target_steps=9, voted_step=1, voted_at_seconds=0, committed_step=1, train_started_seconds=0,
-        resumed_step=0, last_progress_seconds=0, writes=1, tokens_generated=0, rewards_scored=0, votes=0,
-        vote_wait_seconds=0, cleanup_runs=0, cleanup_seconds=0, checkpoint_step=0, checkpoint_seconds=0,
+        step=1, target_steps=9, voted_step=1, committed_step=1, last_progress_seconds=0, writes=1,
         generation_passes=passes,
     )  # fmt: skip
 
 
 def memory(peak_bytes: int, capacity_bytes: int) -> RankMemory:
     return RankMemory(
-        has_device=capacity_bytes > 0, capacity_bytes=capacity_bytes, readings=9, spent_seconds=0,
-        allocated_bytes=0, reserved_bytes=0, inactive_split_bytes=0, resident_bytes=0, peak_allocated_bytes=0,
-        peak_reserved_bytes=peak_bytes, retries=0, ooms=0, released_bytes=0, freed_bytes=0, phases={},
-    )  # fmt: skip
+        has_device=capacity_bytes > 0,
+        capacity_bytes=capacity_bytes,
+        readings=9,
+        peak_reserved_bytes=peak_bytes,
+    )
 
 
 def test_an_under_used_gpu_gets_the_batch_that_computes_the_same_update() -> None:

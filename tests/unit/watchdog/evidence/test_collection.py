@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import os
 import signal
@@ -33,12 +32,13 @@ def no_spy(pid: int, file: Path, native: bool, timeout_seconds: float) -> str | 
     return "py-spy is not installed"
 
 
-collect = functools.partial(collection.collect, spy=no_spy)
+collect = collection.collect
 
 
 @pytest.fixture(autouse=True)
-def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A machine without a driver."""
+def bare_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine without a driver and without py-spy."""
+    monkeypatch.setattr(stack_capture, "dump", no_spy)
     monkeypatch.setattr(collection, "read_gpu_memory", lambda: {"devices": []})
 
 
@@ -158,8 +158,8 @@ def test_a_dump_that_comes_in_two_halves_is_waited_for(
 
 
 @pytest.fixture
-def spying() -> tuple[stack_capture.Spy, list[bool]]:
-    """py-spy that works without native frames only, and the list of what was asked of it."""
+def spying(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """py-spy that works without native frames only: the list of what was asked of it."""
     asked: list[bool] = []
 
     def spy(pid: int, file: Path, native: bool, timeout_seconds: float) -> str | None:
@@ -169,29 +169,26 @@ def spying() -> tuple[stack_capture.Spy, list[bool]]:
         file.write_text(SPIED)
         return None
 
-    return spy, asked
+    monkeypatch.setattr(stack_capture, "dump", spy)
+    return asked
 
 
-def test_a_rank_without_a_handler_is_read_by_py_spy(
-    incident: Path, spying: tuple[stack_capture.Spy, list[bool]]
-) -> None:
+def test_a_rank_without_a_handler_is_read_by_py_spy(incident: Path, spying: list[bool]) -> None:
     """py-spy's stack counts as its stack, without native frames where these fail."""
-    spy, asked = spying
-    found = collect(incident, {0: ME}, {}, spy=spy)
+    found = collect(incident, {0: ME}, {})
     assert found.missing == []
-    assert asked == [True, False]
+    assert spying == [True, False]
     assert found.stacks[0][0].frames[0].file == "/home/me/judge.py"
     assert (incident / "stacks" / "rank0.native.txt").read_text() == SPIED
 
 
 def test_a_stopped_rank_is_not_paused(
-    incident: Path, spying: tuple[stack_capture.Spy, list[bool]], monkeypatch: pytest.MonkeyPatch
+    incident: Path, spying: list[bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """py-spy cannot pause a stopped process, and no signal reaches it."""
-    spy, asked = spying
     monkeypatch.setattr(processes, "read_state", lambda pid: "T")
-    found = collect(incident, {0: ME}, {0: incident / "none"}, spy=spy)
-    assert asked == [False]
+    found = collect(incident, {0: ME}, {0: incident / "none"})
+    assert spying == [False]
     assert found.missing == []
 
 
@@ -205,7 +202,7 @@ def test_a_stuck_interpreter_is_dumped_twice(
     assert found.missing == ["rank 0: no native stack: py-spy: py-spy is not installed"]
 
 
-def test_a_py_spy_that_hangs_is_abandoned(incident: Path) -> None:
+def test_a_py_spy_that_hangs_is_abandoned(incident: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The deadline covers everything together, and the gap is listed."""
     forever = threading.Event()
 
@@ -213,7 +210,9 @@ def test_a_py_spy_that_hangs_is_abandoned(incident: Path) -> None:
         forever.wait()
         return "too late"
 
-    found = collect(incident, {0: ME}, {}, spy=spy, deadline_seconds=0.5)
+    monkeypatch.setattr(stack_capture, "dump", spy)
+    monkeypatch.setattr(collection, "DEADLINE_SECONDS", 0.5)
+    found = collect(incident, {0: ME}, {})
     forever.set()
     assert found.missing == ["rank 0: no file for its stacks, and py-spy: no answer in time"]
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from grpo_run.watchdog.memory.cgroups import full_average, memory_cgroups, own_kills
+from grpo_run.watchdog.memory.cgroups import memory_cgroups
 
 MEBIBYTE = 1 << 20
 V1 = {
@@ -65,7 +65,7 @@ def test_a_kill_among_the_descendants_of_a_cgroup_is_not_its_own(tmp_path: Path)
     """
     (tmp_path / "memory.events").write_text("oom 17\noom_kill 3\n")
     (tmp_path / "memory.events.local").write_text("oom 0\noom_kill 0\n")
-    assert own_kills(tmp_path) == 0
+    assert memory_cgroups(b"0::/\n", tmp_path)[0].kills() == 0
 
 
 def test_what_a_cgroup_does_not_have_is_unknown(tmp_path: Path) -> None:
@@ -77,6 +77,7 @@ def test_what_a_cgroup_does_not_have_is_unknown(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"some avg10=1.00\n", b"full total=3\n", b"full avg10=x\n"])
-def test_a_pressure_file_without_the_average_is_unknown(content: bytes) -> None:
+def test_a_pressure_file_without_the_average_is_unknown(content: bytes, tmp_path: Path) -> None:
     """A kernel without PSI, or of another form, is no pressure of 0."""
-    assert full_average(content) is None
+    (tmp_path / "memory.pressure").write_bytes(content)
+    assert memory_cgroups(b"0::/\n", tmp_path)[0].full_pressure() is None

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
-
 import pytest
 
 from grpo_run.watchdog.memory.phase_memory import PhaseMemory, RankMemory
@@ -13,10 +11,8 @@ from grpo_run.watchdog.observation import Phase
 
 def memory(retries: int, *, phase: Phase = Phase.forward_backward, has_device: bool = True) -> RankMemory:
     """A rank with so many retries since its start, all in one phase."""
-    nothing = {field.name: 0 for field in fields(PhaseMemory)}
-    whole = {field.name: 0 for field in fields(RankMemory)} | {"retries": retries, "has_device": has_device}
-    phases = {Phase.optimizer: PhaseMemory(**nothing), phase: PhaseMemory(**nothing | {"retries": retries})}
-    return RankMemory(**whole | {"phases": phases})  # type: ignore[arg-type]
+    phases = {Phase.optimizer: PhaseMemory(), phase: PhaseMemory(retries=retries)}
+    return RankMemory(retries=retries, has_device=has_device, phases=phases)
 
 
 def take(watch: RetryWatch, number: int, *, retries: int, before: int = 0, **changes: object) -> int:

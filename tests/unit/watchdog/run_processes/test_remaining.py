@@ -48,7 +48,7 @@ class Rank:
             self.lines.append(line.strip())
         self.owned = RunProcesses(self.supervisor.pid, os.getsid(self.supervisor.pid), tokens=[TOKEN])
         self.owned.begin_attempt([self.pid])
-        self.remaining = RemainingProcesses(self.owned, keep=["kept *"], supervisor=self.supervisor.pid)
+        self.remaining = RemainingProcesses(self.owned, keep=["kept *"])
 
     def look(self) -> ExitFacts:
         """Observe, with connections."""

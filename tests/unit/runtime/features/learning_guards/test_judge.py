@@ -9,8 +9,8 @@ import pytest
 
 from grpo_run.runtime.features.learning_guards._judge import (
     MAX_LENGTH,
+    NOT_FINITE,
     ObservationHistory,
-    StepValues,
     Trip,
     judge,
 )
@@ -19,7 +19,7 @@ from grpo_run.watchdog.json_values import from_json, to_json
 
 
 def run(
-    values: list[StepValues], rules: Rules | None = None, history: ObservationHistory | None = None
+    values: list[dict[str, float]], rules: Rules | None = None, history: ObservationHistory | None = None
 ) -> list[Trip]:
     """All alarms of a run of these steps."""
     history, found = history or ObservationHistory(), []
@@ -31,7 +31,7 @@ def run(
 
 def test_nonfinite_trips_once_for_a_row_of_steps() -> None:
     """A warning for each step would be noise; a second row is a second alarm."""
-    good, bad = StepValues(), StepValues(finite=False)
+    good, bad = dict[str, float](), {NOT_FINITE: 1.0}
     alarms = run([good, bad, bad, bad, good, bad])
     assert [(alarm.guard, alarm.step, alarm.onset) for alarm in alarms] == [
         (LearningGuard.nonfinite, 2, 2),
@@ -41,7 +41,7 @@ def test_nonfinite_trips_once_for_a_row_of_steps() -> None:
 
 def test_a_guard_that_is_off_is_not_asked() -> None:
     """Each of them alone."""
-    bad = [StepValues(finite=False, zero_variance=1.0, kl=99.0, capped=1.0, entropy=1e-9)] * 40
+    bad = [{NOT_FINITE: 1.0, "zero_variance": 1.0, "kl": 99.0, "capped": 1.0, "entropy": 1e-9}] * 40
     limits = {LearningGuard.capped: 0.5, LearningGuard.entropy: 0.1}
     found = {alarm.guard for alarm in run(bad, Rules(limits=limits))}
     assert found == set(LearningGuard) - {LearningGuard.reward}
@@ -52,13 +52,13 @@ def test_a_guard_that_is_off_is_not_asked() -> None:
 
 def test_a_warning_is_repeated_only_after_new_observations() -> None:
     """The series begins anew, so the next alarm needs as many observations again."""
-    alarms = run([StepValues(zero_variance=1.0)] * 65)
+    alarms = run([{"zero_variance": 1.0}] * 65)
     assert [alarm.step for alarm in alarms] == [30, 60]
 
 
 def test_a_step_without_a_rollout_is_not_judged_again() -> None:
     """Several steps may train on one rollout."""
-    steps = [StepValues(kl=99.0)] * 2 + [StepValues()] * 5
+    steps = [{"kl": 99.0}] * 2 + [{}] * 5
     assert run(steps) == []
 
 
@@ -66,7 +66,9 @@ def test_the_history_survives_json_exactly_and_is_bounded() -> None:
     """A resumed run raises the same alarms."""
     history = ObservationHistory()
     for step in range(1, 1000):
-        history.add(step, StepValues(reward=math.sin(step) / 3, kl=math.nan, finite=step % 2 == 0))
+        history.add(
+            step, {"reward": math.sin(step) / 3, "kl": math.nan} | ({NOT_FINITE: 1.0} if step % 2 else {})
+        )
     copy = ObservationHistory.from_json(json.loads(json.dumps(history.as_json())))
     assert copy.as_json() == history.as_json()
     assert len(copy.series("reward")) == MAX_LENGTH

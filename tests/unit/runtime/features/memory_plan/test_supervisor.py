@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -48,9 +47,8 @@ def out_of_memory(cause: Cause = Cause.gpu_oom) -> Verdict:
 
 def after_step(kept_bytes: int) -> RankMemory:
     """A rank that keeps so much after its optimizer step, and had a much higher peak."""
-    phase = PhaseMemory(**{field.name: 0 for field in fields(PhaseMemory)} | {"allocated_bytes": kept_bytes})
-    whole = {field.name: 0 for field in fields(RankMemory)} | {"peak_allocated_bytes": 10**12}
-    return RankMemory(**whole | {"phases": {Phase.optimizer: phase}})  # type: ignore[arg-type]
+    kept = PhaseMemory(allocated_bytes=kept_bytes)
+    return RankMemory(peak_allocated_bytes=10**12, phases={Phase.optimizer: kept})
 
 
 class Supervised:

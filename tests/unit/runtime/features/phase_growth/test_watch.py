@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from grpo_run.runtime.features.phase_growth._watch import Block, GrowthWatch, PhaseGrowth
+from grpo_run.runtime.features.phase_growth._watch import Block, GrowthWatch
+from grpo_run.runtime.features.phase_growth.events import GrowthFound
 
 STEP = {
     "data": 0.002,
@@ -25,7 +26,7 @@ Change = Callable[[int, float, dict[str, Any]], None]
 """Changes the fields of a block; takes its number, its position in the run from 0 to 1, and the fields."""
 
 
-def run(change: Change, *, blocks: int = 100, seed: int = 1, noise: float = 0.03) -> list[PhaseGrowth]:
+def run(change: Change, *, blocks: int = 100, seed: int = 1, noise: float = 0.03) -> list[GrowthFound]:
     """Return what is found in a run whose blocks are changed."""
     source = random.Random(seed)
     watch, found = GrowthWatch(0, blocks * BLOCK_STEPS, BLOCK_STEPS), []
@@ -87,7 +88,7 @@ def test_hooks_that_a_script_adds_are_named() -> None:
     assert [growth.phase for growth in found] == ["generate", "forward_backward", "score"]
     first = found[0]
     assert 1.3 <= first.factor < 1.5
-    assert first.base_step == 1000
+    assert " as up to step 1000," in first.sentence
     assert first.since_step <= 2500
     assert first.lost_seconds is not None
     # the excess grows by 0.5 s * 1.5 within 10,000 steps

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 
 import pytest
@@ -21,7 +22,7 @@ from grpo_run.watchdog.stalls.exit_hangs import ExitFacts, ProcessUsage
     ],
 )
 def test_an_observation_is_made_as_often_as_it_is_cheap(
-    cost: float, seconds: int, most: float, most_connections: float
+    cost: float, seconds: int, most: float, most_connections: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Connections cost tens of milliseconds; a verdict needs them to be current."""
     spent, looks = 0.0, []
@@ -33,8 +34,9 @@ def test_an_observation_is_made_as_often_as_it_is_cheap(
         usage = ProcessUsage(cpu_seconds=10.0, io_bytes=1000)
         return ExitFacts(states={0: "S"}, own={(900, 1): usage}, waits_for=())
 
-    detector = ExitHangDetector(DeadlineSettings(), observe, cost_clock=lambda: spent)
-    slots: dict[int, Slot | None] = {0: make_slot(0, state=RankState.done)}
+    detector = ExitHangDetector(DeadlineSettings(), observe)
+    monkeypatch.setattr(time, "thread_time", lambda: spent)
+    slots: dict[int, Slot] = {0: make_slot(0, state=RankState.done)}
     for number in range(seconds * 10):
         if detector.scan(slots, {0: 900}, 1000.0 + number / 10) is not None:
             break
