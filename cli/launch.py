@@ -29,13 +29,13 @@ def run(request: RunRequest, display: CommandDisplay) -> int:
     beginning."""
     from grpo_run.runtime.launching.launch import launch  # help is shown without what it imports
 
-    handlers = {number: signal.getsignal(number) for number in signal.valid_signals()}
+    ignored = {number for number in signal.valid_signals() if signal.getsignal(number) is signal.SIG_IGN}
     environment = dict(os.environ)
     result = launch(request, display, exits_after=True)
     if result.starts_over is not None:
-        for number, handler in handlers.items():
+        for number in signal.valid_signals() - ignored:
             # the new program would ignore what is ignored here
-            if handler is not signal.SIG_IGN and signal.getsignal(number) is signal.SIG_IGN:
+            if signal.getsignal(number) is signal.SIG_IGN:
                 signal.signal(number, signal.SIG_DFL)
         _start_over(request, result, environment)
     return result.exit_code

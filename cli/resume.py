@@ -44,6 +44,10 @@ def main(arguments: Sequence[str]) -> int:
     folder = Path(fields["working_directory"])
     if not folder.is_dir():
         raise UsageError(f"the run in {run.path} was launched in {folder}, which does not exist any more")
+    if fields["typed"] is None:
+        raise UsageError(
+            f"the run in {run.path} was launched by a program, not by a command; start that again"
+        )
     words = launch_words(run, fields["typed"], accept_change=options.accept_change)
     inputs = Inputs.from_json(fields.get("inputs")) or Inputs()
     values = {name: value for name, value in inputs.variables.items() if os.environ.get(name) != value}

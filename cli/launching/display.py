@@ -16,7 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TextIO
 
-from grpo_run.dashboards.metrics.address import DEFAULT_ADDRESS, parse_address
+from grpo_run.dashboards.metrics.address import DEFAULT_ADDRESS, Listener, open_listener, parse_address
 from grpo_run.runtime.files import short_path
 from grpo_run.runtime.history.run_directory import RunDirectory
 from grpo_run.runtime.launch.config import Output, RunConfig
@@ -25,7 +25,6 @@ from grpo_run.runtime.registry import announce_target, targets_folder
 from grpo_run.watchdog.text import duration_text
 
 if TYPE_CHECKING:
-    from grpo_run.dashboards.metrics.address import Listener
     from grpo_run.dashboards.metrics.server import MetricsServer
     from grpo_run.dashboards.terminal.background_output import BackgroundOutput, BackgroundStream
     from grpo_run.dashboards.terminal.terminal import Terminal
@@ -74,11 +73,8 @@ class CommandDisplay:
 
     def reserve(self) -> None:
         """Open the port of the metrics server."""
-        if self._asked_address == "off":
-            return
-        from grpo_run.dashboards.metrics.address import open_listener
-
-        self._listener = open_listener(self._asked_address)
+        if self._asked_address != "off":
+            self._listener = open_listener(self._asked_address)
 
     def release(self) -> None:
         """Close the port, unless the server has it."""

@@ -24,7 +24,7 @@ from grpo_run.runtime.features import feature_settings
 from grpo_run.runtime.launch.config import DeadlineOptions, RunOptions, Timeouts
 from grpo_run.runtime.launch.option import Option, OptionGroup, default_of, options_of
 from grpo_run.runtime.launching.request import LaunchOptions
-from grpo_run.runtime.launching.torchrun import Declared, declared_options
+from grpo_run.runtime.launching.torchrun import Declared, declared_options, option_names
 
 USAGE = """\
 grpo-run launch [options] SCRIPT.py [script arguments]
@@ -149,8 +149,7 @@ def build_parser() -> CommandParser:
 def _add_torchruns(group: argparse._ArgumentGroup) -> None:
     """Declare torchrun's options and the script. A variable `PET_<NAME>` sets a default, as for torchrun."""
     for name, default, found in (*declared_options(), ("module", False, MODULE)):
-        names = [found.short] * bool(found.short) + [f"--{name.replace('_', '-')}"]
-        spellings = dict.fromkeys([*names, f"--{name}"])
+        spellings = dict.fromkeys([*option_names(name, found), f"--{name}"])
         variable = os.environ.get(f"PET_{name.upper()}") if found.has_variable else None
         if isinstance(default, bool):
             given = bool(int(variable or "0"))

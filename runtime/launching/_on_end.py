@@ -92,12 +92,11 @@ STATUS_FIELDS = (
 """Fields of `grpo-run status --json` that say how a run has ended."""
 
 
-def end_record(result: RunResult, state: str) -> dict[str, Any]:
+def end_record(result: RunResult) -> dict[str, Any]:
     """Return the object.
 
     Args:
         result: without a status if it could not be read, and then its fields are null.
-        state: `finished`, `stopped` or `failed`.
     """
     status = result.status
     fields: dict[str, Any] = dict.fromkeys(STATUS_FIELDS)
@@ -112,7 +111,7 @@ def end_record(result: RunResult, state: str) -> dict[str, Any]:
         "run_id": result.run_id,
         "run_directory": str(result.run_directory),
         "node": os.uname().nodename,
-        "state": state,
+        "state": result.state,
         "exit_code": result.exit_code,
         "sentence": result.sentence,
         **fields,

@@ -7,7 +7,6 @@ nothing changes the exit code. Decides nothing (`runtime/supervisor/`).
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import gc
 import os
@@ -135,13 +134,14 @@ def _supervise(
             except Exception as error:  # noqa: BLE001 - how the run has ended does not depend on its display
                 supervisor.note_thread_failure(part.__qualname__, error)
     _show_end(supervisor, screen, directory)
+    status = supervisor.status()
     result = RunResult(
-        exit_code=_code(supervisor), sentence=supervisor.sentence, run_id=config.run_id,
-        run_directory=directory.path, status=supervisor.status(),
+        exit_code=_code(supervisor), state=status.state, sentence=supervisor.sentence, run_id=config.run_id,
+        run_directory=directory.path, status=status,
     )  # fmt: skip
     _after_end(launch.options.on_end, result, supervisor, display, notifier, stop_signals)
     stops.end()
-    return dataclasses.replace(result, status=supervisor.status())
+    return result
 
 
 def _run_agent(
@@ -230,12 +230,12 @@ def _after_end(
     ended_at, signals = time.monotonic(), note_signals()
     notifier.end(interrupted=lambda: bool(signals))
     if on_end is not None:
-        record = end_record(result, supervisor.status().state)
+        record = end_record(result)
         warn = functools.partial(supervisor.warn, None)
         run_on_end(on_end, record, warn=warn, interrupted=lambda: bool(signals))
     display.linger(
         ended_at=ended_at,
-        until=leave_at(stop_signals, stopped=supervisor.status().state == "stopped"),
+        until=leave_at(stop_signals, stopped=result.state == "stopped"),
         interrupted=lambda: bool(signals),
     )
 

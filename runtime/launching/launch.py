@@ -43,6 +43,7 @@ from grpo_run.runtime.launching.torchrun import TorchrunOptions
 from grpo_run.runtime.processes import forkserver
 from grpo_run.runtime.registry import forget, register, registry_folder, targets_folder, withdraw_target
 from grpo_run.runtime.supervisor import last_resort
+from grpo_run.runtime.upstream import process_names
 
 __all__ = [
     "DeadlineOptions",
@@ -89,10 +90,12 @@ def _put_back() -> Iterator[None]:
     """Put back what a launch changes in its process."""
     handlers = {number: signal.getsignal(number) for number in signal.valid_signals()}
     environment, hook, logging = dict(os.environ), threading.excepthook, structlog.get_config()
+    own_server = process_names.forkserver_pid() is None  # else the program has one for itself
     try:
         yield
     finally:
-        forkserver.stop_server(SERVER_SECONDS)
+        if own_server:
+            forkserver.stop_server(SERVER_SECONDS)
         threading.excepthook = hook
         structlog.configure(**logging)
         os.environ.clear()
@@ -173,11 +176,11 @@ def _report_failure(prepared: PreparedLaunch, directory: RunDirectory, error: Ex
     notifier.start(History(), lambda text: print(f"grpo-run: {text}", file=sys.stderr))
     notifier.end()
     result = RunResult(
-        exit_code=EXIT_GAVE_UP, sentence=sentence, run_id=prepared.config.run_id,
+        exit_code=EXIT_GAVE_UP, state="failed", sentence=sentence, run_id=prepared.config.run_id,
         run_directory=directory.path, status=status_or_none(directory),
     )  # fmt: skip
     if (command := prepared.options.on_end) is not None:
-        record = end_record(result, "failed")
+        record = end_record(result)
         run_on_end(command, record, warn=lambda text: print(f"grpo-run: warning: {text}", file=sys.stderr))
     return result
 
@@ -251,4 +254,7 @@ def _has_finished(run_id: str, directory: RunDirectory) -> RunResult:
 def _said(run_id: str, directory: RunDirectory, exit_code: int, sentence: str) -> RunResult:
     """Print how the run has ended, and return it."""
     print(f"grpo-run: {sentence}")
-    return RunResult(exit_code=exit_code, sentence=sentence, run_id=run_id, run_directory=directory.path)
+    state = "finished" if exit_code == EXIT_FINISHED else "failed"
+    return RunResult(
+        exit_code=exit_code, state=state, sentence=sentence, run_id=run_id, run_directory=directory.path
+    )

@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from grpo_run.runtime.errors import EXIT_FINISHED, EXIT_STOPPED
 from grpo_run.runtime.files import SHARED_MEMORY_ROOT
 from grpo_run.runtime.launch.config import DeadlineOptions, NamedSettings, Output, RunOptions, Timeouts
 from grpo_run.runtime.launch.option import OptionGroup, option
@@ -109,24 +108,18 @@ class RunResult:
 
     Attributes:
         exit_code: as of `grpo-run launch`; `runtime/errors.py` has the codes.
+        state: `finished`, `stopped` to be continued by the same request, or `failed`.
         sentence: how the run ended, as the user is told.
         run_directory: with the journal, logs, incidents and reports.
-        status: of the run; None if nothing was supervised, because it had ended before.
+        status: of the run; None if nothing was supervised, because it had ended before, or it cannot be read.
         starts_over: `starts_over` of the request of a new run, which is to follow because this one cannot be
             resumed (`--on-resume-failure fresh`); None if none is.
     """
 
     exit_code: int
+    state: str
     sentence: str
     run_id: str
     run_directory: Path
     status: RunStatus | None = field(default=None, repr=False)
     starts_over: int | None = None
-
-    @property
-    def state(self) -> str:
-        """`finished`, `stopped` to be continued by the same request, or `failed`."""
-        if self.exit_code == EXIT_FINISHED:
-            return "finished"
-        stopped = self.status is not None and self.status.state == "stopped"
-        return "stopped" if stopped or self.exit_code == EXIT_STOPPED else "failed"

@@ -121,6 +121,11 @@ class TorchrunOptions:
     virtual_local_rank: bool = _torchruns(False, "LOCAL_RANK is 0 and one GPU is visible in every rank")
 
 
+def option_names(name: str, declared: Declared) -> list[str]:
+    """Return how an option is given: its short name, if it has one, and its long one."""
+    return [declared.short] * bool(declared.short) + [f"--{name.replace('_', '-')}"]
+
+
 def declared_options() -> Iterator[tuple[str, Any, Declared]]:
     """Yield name, default and declaration of torchrun's options, as they are declared."""
     for one in fields(TorchrunOptions):

@@ -24,12 +24,12 @@ def page(text: str) -> str:
 def torchrun_page(text: str) -> str:
     """Return the page of torchrun's options with the current table."""
     from grpo_run.cli.launching.options import MODULE
-    from grpo_run.runtime.launching.torchrun import REFUSALS, declared_options
+    from grpo_run.runtime.launching.torchrun import REFUSALS, declared_options, option_names
 
     declared = [*((name, found) for name, _, found in declared_options()), ("module", MODULE)]
     rows = ["| option | here | |", "|---|---|---|"]
     for name, found in declared:
-        names = [found.short] * bool(found.short) + [f"--{name.replace('_', '-')}"]
+        names = option_names(name, found)
         reason = REFUSALS.get(name)
         state, what = ("honoured", found.help) if reason is None else ("refused", reason)
         rows.append(

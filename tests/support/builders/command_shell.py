@@ -253,7 +253,9 @@ class CommandShell:
         def supervise(made: PreparedLaunch, directory: RunDirectory, *rest: Any) -> RunResult:
             print("supervised in", directory.path, "by", directory.owner())
             run_id = made.config.run_id
-            return RunResult(exit_code=75, sentence="", run_id=run_id, run_directory=directory.path)
+            return RunResult(
+                exit_code=75, state="stopped", sentence="", run_id=run_id, run_directory=directory.path
+            )
 
         self.patch.setattr("grpo_run.runtime.launching._supervise.supervise", supervise)
 

@@ -22,7 +22,13 @@ def supervised(monkeypatch: pytest.MonkeyPatch) -> list[RunDirectory]:
     def supervise(made: PreparedLaunch, directory: RunDirectory, *rest: object) -> RunResult:
         assert directory.owner() is not None
         directories.append(directory)
-        return RunResult(exit_code=75, sentence="", run_id=made.config.run_id, run_directory=directory.path)
+        return RunResult(
+            exit_code=75,
+            state="stopped",
+            sentence="",
+            run_id=made.config.run_id,
+            run_directory=directory.path,
+        )
 
     monkeypatch.setattr("grpo_run.runtime.launching._supervise.supervise", supervise)
     return directories

@@ -85,9 +85,14 @@ def test_the_record_has_the_verdict_of_the_last_incident(tmp_path: Path) -> None
     journal.write(event("incident", step=7, cause="signal", culprit=1, incident=str(incident)))
     journal.write(event("run_ended", exit_code=93, sentence="Gave up."))
     ended = RunResult(
-        run_id="night", run_directory=run.path, exit_code=93, sentence="Gave up.", status=status_or_none(run)
+        run_id="night",
+        run_directory=run.path,
+        exit_code=93,
+        state="failed",
+        sentence="Gave up.",
+        status=status_or_none(run),
     )
-    record = end_record(ended, "failed")
+    record = end_record(ended)
     assert record["verdict"] == {"cause": "signal"}
     assert (record["schema"], record["state"], record["exit_code"], record["attempts"]) == (
         1,
@@ -103,8 +108,10 @@ def test_a_run_that_cannot_be_read_has_a_record_too(tmp_path: Path) -> None:
     """Its fields are null; how it ended is known."""
     status = status_or_none(RunDirectory(path=tmp_path / "nothing"))
     assert status is None
-    ended = RunResult(run_id="night", run_directory=tmp_path, exit_code=93, sentence="It failed.")
-    record = end_record(ended, "failed")
+    ended = RunResult(
+        run_id="night", run_directory=tmp_path, exit_code=93, state="failed", sentence="It failed."
+    )
+    record = end_record(ended)
     assert (record["sentence"], record["step"], record["verdict"]) == ("It failed.", None, None)
 
 
