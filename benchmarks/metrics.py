@@ -37,7 +37,7 @@ from grpo_run.runtime.launching.reading import history_parts
 from grpo_run.watchdog.observation import Phase, RankState
 from grpo_run.watchdog.rank_metrics import LOGGED_FIELDS
 
-BOUNDS_SECONDS = {8: 0.020, 1024: 1.000}
+BOUNDS_SECONDS = {8: 0.010, 1024: 0.500}
 """Most that a scrape may take, by number of ranks."""
 STEP_BOUND_SECONDS = 0.0001
 PHASES = (

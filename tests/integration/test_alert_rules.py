@@ -5,7 +5,6 @@ from __future__ import annotations
 import subprocess
 from pathlib import Path
 
-import pytest
 import yaml
 from support.prometheus import DEADLINE_SECONDS, promtool, tool
 from support.provisioned import RULES, rules_file
@@ -48,7 +47,6 @@ def test_every_alert_passes_its_unit_tests(tmp_path: Path) -> None:
     assert "SUCCESS" in done.stdout, done.stdout + done.stderr
 
 
-@pytest.mark.full
 def test_the_alerts_unit_tests_detect_rules_that_never_fire(tmp_path: Path) -> None:
     """A rule that no longer fires fails its tests."""
     done = checked_with(tmp_path, expr="({}) and vector(1) == 2")

@@ -18,8 +18,6 @@ from support.runs import SCRIPTS, Run, digest
 from grpo_run.runtime.features import FEATURES
 
 NAMES = [feature.__name__.rpartition(".")[2] for feature in FEATURES]
-SOME = NAMES[::3]
-"""Of these it is seen in `make test`; `unit/test_import_order.py` has that nobody else imports a feature."""
 IMPORT_ALL = """
 import importlib, pathlib, sys
 for name in [name for name in sys.modules if name.partition(".")[0] == "grpo_run"]:
@@ -47,9 +45,7 @@ def words_of(name: str) -> list[str]:
     return [*getattr(shown, "ACTIONS", ())]
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[] if name in SOME else [pytest.mark.full]) for name in NAMES]
-)
+@pytest.mark.parametrize("name", NAMES)
 def test_the_rest_imports_and_has_nothing_of_a_deleted_feature(name: str, tmp_path: Path) -> None:
     """Its words are in no metric."""
     folder, words = copy_without(name, tmp_path / "copy"), words_of(name)
