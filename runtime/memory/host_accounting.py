@@ -109,8 +109,8 @@ class HostMemory:
         return True
 
     def kills_of(self, exits: Collection[Exit]) -> KernelKills:
-        """Return which of the ranks that have just exited the kernel has killed. Call it once their exits
-        were seen.
+        """Return which of the ranks that have exited the kernel has killed. Call it once their exits were
+        seen.
         """
         now = self._clock()
         self._record_kills(now, again=True)
@@ -119,6 +119,7 @@ class HostMemory:
         at, sample = self._whole if self._whole is not None else (now, None)
         return KernelKills(
             ranks=self._kills.killed(signalled),
+            dying=self._kills.dying({exit.rank for exit in exits}),
             helper_killed=self._kills.helper_killed(now),
             before=before,
             now=after,

@@ -9,7 +9,7 @@ failure is determined in `watchdog/diagnosis/exits.py`.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
@@ -100,11 +100,24 @@ class Exits:
         errors = {rank: self._files.read_error(rank) for rank in sorted(left)}
         return {rank: error for rank, error in errors.items() if error is not None}
 
-    def wait(self, ranks: RankGroup, seconds: float, slots: Mapping[int, Slot | None]) -> None:
-        """Wait up to `seconds` for further exits; returns early when no rank is alive."""
+    def wait(
+        self,
+        ranks: RankGroup,
+        seconds: float,
+        slots: Mapping[int, Slot | None],
+        *,
+        until: Collection[int] = (),
+    ) -> None:
+        """Wait up to `seconds` for further exits; returns early when no rank is alive.
+
+        Args:
+            until: ranks; returns as soon as their exits were seen. All that are alive by default.
+        """
         deadline = time.monotonic() + seconds
         while ranks.alive and (remaining := deadline - time.monotonic()) > 0:
             self.add(ranks.wait(remaining), slots)
+            if until and not set(until) - {exit.rank for exit in self.seen}:
+                return
 
 
 class Attempt:

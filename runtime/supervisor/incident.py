@@ -39,6 +39,9 @@ from grpo_run.watchdog.verdict import Verdict
 GATHER_SECONDS = 0.03
 """How long to wait for further exits after the first one. The victims of a broken collective fail within
 milliseconds."""
+KILLED_SECONDS = 5.0
+"""How long to wait for the exit of a rank that the kernel is killing, until its memory is freed. Meanwhile
+its peers may fail for want of that memory."""
 RAISE_SECONDS = 0.3
 """How long ranks in consensus calls have to raise what was proved. A traceback takes milliseconds."""
 RAISE_POLL_SECONDS = 0.01
@@ -143,7 +146,10 @@ def gather(run: RunDirectory, context: IncidentContext) -> OpenIncident:
         attempt.exits.wait(context.ranks, GATHER_SECONDS, slots)
         positions = _with_final_positions(context, slots, positions)
         if attempt.exits.failed:
-            kills = context.kills_of(attempt.exits.failed)
+            kills = context.kills_of(attempt.exits.seen)
+            if kills.dying:
+                attempt.exits.wait(context.ranks, KILLED_SECONDS, slots, until=kills.dying)
+                kills = context.kills_of(attempt.exits.seen)
             shared_memory_free_bytes = _free_shared_memory(attempt.exits.failed, kills.sample)
     evidence = Evidence(
         slots=slots,

@@ -36,11 +36,12 @@ def test_a_rank_that_the_kernel_kills_is_named_and_the_run_resumes(
     assert digest(tmp_path / "out") == undisturbed("sft.py", 12)
     (recovery,) = run.status()["recoveries"]
     assert (recovery["cause"], recovery["rank"], recovery["action"]) == ("host_oom", 1, "restart")
-    assert group.kills() == 1
+    killed = group.kills()
+    assert killed >= 1  # the kernel may kill another one before the memory of the first is free
     sentence = run.verdicts()[0]["sentence"]
     assert f"The memory cgroup {group.folder} had " in sentence
     assert " of 1.2 GiB in use " in sentence
-    assert "rose from 0 to 1" in sentence
+    assert f"rose from 0 to {killed}" in sentence
     assert [path.name for path in group.folder.iterdir() if path.is_dir()] == []
 
 

@@ -50,7 +50,10 @@ def diagnose_host_oom(
     """
     killed = [exit for exit in exits if exit.signal == signal.SIGKILL and exit.rank in kills.ranks]
     if killed:
-        base = diagnose_exits(killed, slots, best_position=best_position)
+        # before the first one's memory was free, the kernel may have killed a second rank, which exits sooner
+        used = kills.sample.ranks if kills.sample is not None else {}
+        largest = max(killed, key=lambda exit: used[exit.rank].anonymous_bytes if exit.rank in used else 0)
+        base = diagnose_exits([largest], slots, best_position=best_position)
         what = base.sentence.rstrip(".").replace("was killed by SIGKILL", "was killed by the kernel")
         return _with_numbers(base, what, kills)
     helped = [exit for exit in exits if exit.error is not None and _reports_killed_helper(exit.error)]

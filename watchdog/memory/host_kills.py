@@ -39,6 +39,7 @@ class KernelKills:
 
     Attributes:
         ranks: ranks that the kernel has killed.
+        dying: ranks that were exiting when it killed a process, whose exit was not seen yet.
         helper_killed: it has recently killed another process of the run.
         before, now: the counter.
         sample: the last one in which all ranks ran; None if there is none.
@@ -47,6 +48,7 @@ class KernelKills:
     """
 
     ranks: frozenset[int] = frozenset()
+    dying: frozenset[int] = frozenset()
     helper_killed: bool = False
     before: int = 0
     now: int = 0
@@ -94,6 +96,10 @@ class KillWatch:
             for rank in ranks
             if any(rise.poll == self._poll or rank in rise.dying for rise in self.rises)
         )
+
+    def dying(self, exited: Collection[int]) -> frozenset[int]:
+        """Return the ranks that were exiting at a rise, without those whose exit was seen."""
+        return frozenset[int]().union(*(rise.dying for rise in self.rises)).difference(exited)
 
     def helper_killed(self, now: float) -> bool:
         """Return whether the counter has recently risen, so that a helper of a rank may have been killed."""

@@ -29,7 +29,8 @@ from grpo_run.runtime.features.memory_trace._sites import SiteRecorder
 from grpo_run.runtime.features.memory_trace.events import NOTICE, MemoryFound
 
 SHARE = 0.7
-"""What the trace may take in addition to the time of the steps; if it takes more, steps are left out."""
+"""What the trace may take in addition to the time of the steps, as CPU time of its thread, which does not
+depend on what else the machine does; if it takes more, steps are left out."""
 TRACED_STEPS = 3
 """Steps in which sites are recorded before a holder is looked for."""
 TRIED = 18
@@ -67,8 +68,8 @@ class MemoryTrace:
         """Keys of the findings that were reported, of notices and of alarms."""
         self._ended_at = time.perf_counter()
         self._debt = 0.0
-        """Seconds of the last census, and of a search that has found nothing, that their share of the time
-        has not covered yet.
+        """CPU seconds of the last census, and of a search that has found nothing, that their share of the
+        time has not covered yet.
         """
         self._active = True
 
@@ -112,14 +113,14 @@ class MemoryTrace:
         return True
 
     def _look_at_step(self) -> None:
-        began = time.perf_counter()
-        self._debt -= SHARE * (began - self._ended_at)
+        self._debt -= SHARE * (time.perf_counter() - self._ended_at)
+        began = time.thread_time()
         recorder = self._recorder
         if self._debt <= 0 and self._end_recorder():
             self._kinds = tensor_types(sys.modules["torch"])
             census = take_census(self._kinds)
             self._ledger.observe(self._step, census, recorder.site_of if recorder else lambda key: None)
-            self._debt = time.perf_counter() - began
+            self._debt = time.thread_time() - began
             saved = {key for _, kept in census.graphs.values() for key in kept}
             of_graphs = self._search(saved, finding.ENOUGH, census)
             if self._search(None, finding.LOOKED_AT, census) or of_graphs:
@@ -147,9 +148,9 @@ class MemoryTrace:
         # of each step the largest of each kind; the oldest first, as what was only passing through is gone
         kinds = {(one.born, one.dtype, len(one.shape)): one for one in sorted(entries, key=_bytes)}
         tried = sorted(kinds.values(), key=lambda one: (one.born, -one.bytes))[:TRIED]
-        began = time.perf_counter()
+        began = time.thread_time()
         if not any(self._judge(one, enough, census) for one in tried):
-            self._debt += time.perf_counter() - began
+            self._debt += time.thread_time() - began
             for one in entries:
                 one.settled = True
         return False

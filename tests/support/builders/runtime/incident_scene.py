@@ -65,16 +65,16 @@ class Outcome:
 
 
 class FakeExits(Exits):
-    """Given exits; a wait adds those of the scene."""
+    """Given exits; a wait adds those of the scene, and a wait for ranks those that take long."""
 
     def __init__(self, scene: Scene, seen: Sequence[Exit]) -> None:
         super().__init__(AttemptFiles(scene.run, 0), lambda rank, text: None)
         self.seen = list(seen)
         self._scene = scene
 
-    def wait(self, ranks: Any, seconds: float, slots: Any) -> None:
+    def wait(self, ranks: Any, seconds: float, slots: Any, *, until: Any = ()) -> None:
         self._scene.done.append("exits")
-        self.seen += self._scene.further
+        self.seen += [one for one in self._scene.slow if one.rank in until] if until else self._scene.further
 
 
 class Scene:
@@ -88,6 +88,7 @@ class Scene:
         self.asked: dict[str, Any] = {}
         self.records = {0: record("all_reduce"), 1: record("all_reduce")}
         self.further: list[Exit] = []
+        self.slow: list[Exit] = []
         self.watch = SimpleNamespace(
             positions=self._positions, collective_logs=lambda: {0: [], 1: []}, recordings={0: b"{}"}, blind={}
         )

@@ -47,6 +47,8 @@ def test_an_earlier_rise_counts_only_for_ranks_that_were_dying() -> None:
     kills.record(1, 1.2, nobody)
     kills.record(1, 3.0, nobody)
     assert kills.killed({0, 1}) == {1}
+    assert kills.dying({0}) == {1}
+    assert not kills.dying({0, 1})
 
 
 def test_a_helper_counts_as_killed_for_a_minute() -> None:
