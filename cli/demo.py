@@ -16,7 +16,7 @@ from statistics import fmean
 
 from grpo_run.cli.command_parser import CommandParser
 from grpo_run.cli.report import write_report
-from grpo_run.runtime.errors import ConfigError
+from grpo_run.runtime.errors import ConfigError, UsageError
 from grpo_run.runtime.history.run_directory import RunDirectory
 from grpo_run.runtime.launching.reading import run_reader
 from grpo_run.trainers.recipes.recipe import load_recipe
@@ -53,7 +53,9 @@ def main(arguments: Sequence[str]) -> int:
         help="setting of the recipe, for example grpo.max_steps=60 for a shorter demo; can be repeated",
     )
     options = parser.parse_args(arguments)
-    steps = load_recipe("arithmetic", options.settings).grpo.max_steps
+    steps = load_recipe("arithmetic", options.settings).grpo["max_steps"]
+    if not isinstance(steps, int) or steps < 1:
+        raise UsageError(f"--set grpo.max_steps={steps}: expected a number of steps")
     out = make_empty(Path(options.out))
     run = RunDirectory(path=out / "run")
     started = time.monotonic()

@@ -5,6 +5,8 @@ Separates the recipe from the options, checks both, and hands over to `launch.py
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -14,9 +16,11 @@ from grpo_run.cli.launching.options import OptionWords, build_parser
 from grpo_run.runtime.errors import UsageError
 from grpo_run.runtime.history.run_directory import default_run_id
 from grpo_run.runtime.upstream.versions import check_extra
-from grpo_run.trainers.recipes.recipe import load_recipe, packaged_recipes
+from grpo_run.trainers.recipes.recipe import TRL_SECTIONS, load_recipe, packaged_recipes
 
 MODULE = "grpo_run.trainers.recipes"
+CHECK_SECONDS = 300.0
+"""Most that importing TRL from a slow file system may take."""
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -27,7 +31,25 @@ def main(arguments: Sequence[str]) -> int:
     recipe = load_recipe(name, overrides)
     if recipe.memgen is not None:
         check_extra(f"the recipe {name}", "peft")
+    if name not in packaged_recipes() or any(one.startswith(TRL_SECTIONS) for one in overrides):
+        _check_sections(name, overrides)
     return launch.main(launch_arguments(name, overrides, options, guards=recipe.guards))
+
+
+def _check_sections(name: str, overrides: Sequence[str]) -> None:
+    """Let TRL's parser check the sections that are its own, in another process: what it imports takes
+    seconds, and memory that a supervisor does not need.
+
+    Raises:
+        UsageError: a section is invalid.
+    """
+    command = [sys.executable, "-P", "-m", MODULE, "--check", name, *(f"--set={one}" for one in overrides)]
+    answer = subprocess.run(
+        command, check=False, capture_output=True, text=True, errors="replace", timeout=CHECK_SECONDS
+    )
+    if answer.returncode != 0:
+        said = answer.stderr.strip().splitlines() or [f"it ended with code {answer.returncode}"]
+        raise UsageError(said[-1].removeprefix("grpo-run: "))
 
 
 def split(arguments: Sequence[str], words: OptionWords) -> tuple[str, list[str], list[str]]:

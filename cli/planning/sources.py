@@ -12,8 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from grpo_run.trainers.recipes.recipe import PACKAGED, SECTIONS, load_recipe
-from grpo_run.trainers.recipes.settings import read_settings
+from grpo_run.trainers.recipes.recipe import DEFAULTS, PACKAGED, TRL_SECTIONS, load_recipe, read_settings
 
 
 @dataclass(kw_only=True)
@@ -51,7 +50,7 @@ NOT_FOLLOWED = {
     "use_transformers_paged": "its cache is of a size of its own",
     "use_transformers_continuous_batching": "its cache is of a size of its own",
 }
-RECIPE_KEYS = frozenset({"task", *SECTIONS})
+RECIPE_KEYS = frozenset({"task", "caps", "memgen", *TRL_SECTIONS})
 """Keys of recipes that no configuration of TRL has; a file without them is one."""
 SFT_KEYS = frozenset(
     {
@@ -90,8 +89,9 @@ def read_recipe(name_or_path: str) -> JobSource:
         ConfigError: it is not valid.
     """
     recipe = load_recipe(name_or_path)
-    settings = {key: value for key, value in recipe.grpo.model_dump().items() if value is not None}
-    return JobSource(settings={**settings, "model": TINY_MODEL if recipe.model == "tiny" else recipe.model})
+    return JobSource(
+        settings={**DEFAULTS, **recipe.grpo, "model": TINY_MODEL if recipe.model == "tiny" else recipe.model}
+    )
 
 
 def notes_of(found: JobSource) -> Iterator[str]:

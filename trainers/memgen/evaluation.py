@@ -18,11 +18,11 @@ from accelerate.utils import broadcast_object_list, gather_object
 
 from grpo_run.runtime.errors import ConfigError
 from grpo_run.trainers.memgen.generation import GenerationSettings, Mode, generate
-from grpo_run.trainers.memgen.model import WEAVE, MemGen
+from grpo_run.trainers.memgen.model import NO_DECISION, WEAVE, MemGen
 
 VARIANTS: dict[str, Mode] = {"baseline": "none", "inactive": "always", "trained": "argmax"}
-"""The reasoner alone; an inactive trigger, for which memory is woven at the first delimiters; the trained
-one.
+"""The reasoner alone; an inactive trigger, for which memory is woven at the prompt's end and at the first
+delimiters; the trained one.
 """
 
 
@@ -33,11 +33,13 @@ class Outcome:
     Attributes:
         score: what the caller's function returned, between 0 and 1.
         tokens: number of tokens of the completion.
+        prompt: whether memory was woven at the prompt's end.
         delimiters: token id of each delimiter of the completion, and whether memory was woven after it.
     """
 
     score: float
     tokens: int
+    prompt: bool
     delimiters: Sequence[Sequence[int]]
 
 
@@ -62,7 +64,7 @@ def evaluate(
         ConfigError: the file has results of other settings.
     """
     state = PartialState()
-    header = {"problems": len(prompts), "batch_size": batch_size, "temperature": 0, **asdict(settings)}
+    header = {"problems": len(prompts), "batch_size": batch_size, **asdict(settings), "temperature": 0}
     # the main process alone reads the file, so that all ranks begin at the same batch
     shared = [_resume(file, header) if state.is_main_process else None]
     finished: Any = broadcast_object_list(shared)[0]
@@ -92,12 +94,13 @@ def evaluate(
 
 
 def _row(memgen: MemGen, score: float, tokens: list[int], decisions: list[int]) -> dict[str, Any]:
+    woven = [decision == WEAVE for decision in (*decisions, NO_DECISION)]
     at = [
-        [token, decision == WEAVE]  # as JSON returns it
-        for token, decision in zip(tokens, decisions, strict=True)
+        [token, after]  # as JSON returns it
+        for token, after in zip(tokens, woven[1:], strict=True)
         if token in memgen.delimiters
     ]
-    return {"score": score, "tokens": len(tokens), "delimiters": at}
+    return {"score": score, "tokens": len(tokens), "prompt": woven[0], "delimiters": at}
 
 
 def _resume(file: Path, header: dict[str, Any]) -> list[list[dict[str, Any]]] | str:
@@ -152,7 +155,8 @@ def experiment_of(
     text_of: Callable[[int], str],
 ) -> dict[str, Any]:
     """Return the numbers of an experiment as JSON values: the mean score of each variant, loss and reward by
-    step, and how often the trained trigger fires at the first, second, ... delimiter and after each.
+    step, and how often the trained trigger fires: at the prompt's end, at the first, second, ... delimiter,
+    and after each.
 
     Args:
         outcomes: of the evaluation, by variant.
@@ -167,6 +171,7 @@ def experiment_of(
         "weaver_loss": _curve(weaver_logs, "loss"),
         "trigger_loss": _curve(trigger_logs, "loss"),
         "reward": _curve(trigger_logs, "reward"),
+        "firing_at_prompt": sum(outcome.prompt for outcome in trained) / len(trained),
         "firing_by_position": firing_by_position(trained),
         "firing_by_delimiter": {text_of(kind): rate for kind, rate in firing_by_delimiter(trained).items()},
     }

@@ -1,7 +1,7 @@
 """Generate with a frozen reasoner, and weave memory into it at delimiters.
 
-    for each token:      reasoner -> next token (greedy, with repetition penalty)
-    after a delimiter:   trigger -> decision;  weaver -> K latents, which the reasoner reads next
+    after prompt and delimiters:   trigger -> decision;  weaver -> K latents, which the reasoner reads next
+    for each token:                reasoner -> next token (greedy, with repetition penalty)
 
 The reasoner has one cache for the whole batch, which is extended and never dropped: rows that are woven read
 K latents, and the other rows skip K masked slots. Positions count what a row has read. Trigger and weaver run
@@ -20,6 +20,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
+from transformers import RepetitionPenaltyLogitsProcessor
 
 from grpo_run.runtime.rank.rollouts.limits import Deadline, Repetition
 from grpo_run.trainers import consensus
@@ -37,6 +38,7 @@ class GenerationSettings:
     Attributes:
         max_tokens: the most tokens of a completion; latents do not count.
         repetition_penalty: of transformers' `generate`; divides the logits of tokens that a row has already.
+        temperature: of sampled decisions; tokens are greedy.
         end_tokens: token ids that end a completion.
         pad_token: token id of padding.
         repetition_window: tokens after which a completion that repeats itself is ended; 0 for never.
@@ -48,6 +50,7 @@ class GenerationSettings:
     end_tokens: Sequence[int]
     pad_token: int
     repetition_penalty: float = 1.0
+    temperature: float = 1.0
     repetition_window: int = 0
     max_seconds: float | None = None
     sharded: bool = False
@@ -59,7 +62,8 @@ class Completions:
 
     Attributes:
         tokens: token ids of the completion, with the end token if there is one.
-        decisions: for each of these tokens the decision after it: `SKIP`, `WEAVE` or `NO_DECISION`.
+        decisions: for each of these tokens the decision before it, the first at the prompt's end: `SKIP`,
+            `WEAVE` or `NO_DECISION`.
     """
 
     tokens: list[list[int]]
@@ -69,14 +73,22 @@ class Completions:
 def generate(
     memgen: MemGen, prompts: Sequence[Sequence[int]], settings: GenerationSettings, mode: Mode
 ) -> Completions:
-    """Generate a completion for each prompt. Collective: every rank calls it, with its own prompts.
+    """Generate a completion for each prompt, without dropout. Collective: every rank calls it, with its own
+    prompts.
 
     Args:
         prompts: token ids of each prompt; not empty.
         mode: who decides about memory.
     """
-    with torch.no_grad():
-        return _Batch(memgen, prompts, settings, mode).run()
+    modes = [(model, model.training) for model in (memgen.weaver, memgen.trigger)]
+    try:
+        for model, _ in modes:
+            model.eval()
+        with torch.no_grad():
+            return _Batch(memgen, prompts, settings, mode).run()
+    finally:
+        for model, training in modes:
+            model.train(training)
 
 
 @dataclass(kw_only=True)
@@ -87,6 +99,8 @@ class _Row:
     """Embeddings, [n, D], of what the row has read: tokens and latents, in order."""
     tokens: list[int] = field(default_factory=list)
     decisions: list[int] = field(default_factory=list)
+    decision: int = NO_DECISION
+    """Before the token that follows."""
     woven: int = 0
     """Augmentations so far, without the prompt's."""
 
@@ -120,15 +134,13 @@ class _Batch:
         self._mask = self._ids_mask[:, :0]
         self._logits: Tensor | None = None
         self._read(embeddings, self._ids_mask)
-        self._seen = torch.zeros(self._last_logits.shape, dtype=torch.bool, device=device)
-        for seen, row in zip(self._seen, rows, strict=True):
-            seen[row] = True
+        self._penalty = RepetitionPenaltyLogitsProcessor(settings.repetition_penalty)
 
     def run(self) -> Completions:
         """Generate until no rank has anything left to do."""
         asking = self._mode != "none"
         if asking:
-            self._weave(range(len(self._rows)), at_prompt=True)
+            self._augment(range(len(self._rows)), at_prompt=True)
         for _ in consensus.while_any(self._goes_on):
             if bool(self._ended.all()) and not self._settings.sharded:
                 continue
@@ -138,7 +150,10 @@ class _Batch:
                 # collectives
                 asking = consensus.any(any(map(self._may_weave, range(len(self._rows)))))
             if asking:
-                self._augment()
+                self._augment([
+                    number for number, row in enumerate(self._rows)
+                    if self._may_weave(number) and row.tokens[-1] in self._memgen.delimiters
+                ])  # fmt: skip
         return Completions(
             tokens=[row.tokens for row in self._rows], decisions=[row.decisions for row in self._rows]
         )
@@ -151,17 +166,12 @@ class _Batch:
             self._ended[:] = True
         return not bool(self._ended.all())
 
-    @property
-    def _last_logits(self) -> Tensor:
-        assert self._logits is not None, "the prompt is read first"
-        return self._logits
-
     def _next_tokens(self) -> Tensor:
         """Return the most likely token of each row, [b]; padding for rows that have ended."""
-        logits, penalty = self._last_logits, self._settings.repetition_penalty
-        if penalty != 1.0:
-            penalized = torch.where(logits > 0, logits / penalty, logits * penalty)
-            logits = torch.where(self._seen, penalized, logits)
+        assert self._logits is not None, "the prompt is read first"
+        # padding is no token that a row has, although it may be the one that ends it
+        ids = torch.where(self._ids_mask.bool(), self._ids, self._ids[:, -1:])
+        logits = self._penalty(ids, self._logits)
         return torch.where(self._ended, self._settings.pad_token, logits.argmax(-1))
 
     def _append(self, tokens: Tensor) -> None:
@@ -170,13 +180,13 @@ class _Batch:
         embeddings = self._memgen.embed(tokens)[:, None]
         self._ids = torch.cat([self._ids, tokens[:, None]], dim=1)
         self._ids_mask = torch.cat([self._ids_mask, live[:, None].long()], dim=1)
-        self._seen[live.nonzero(as_tuple=True)[0], tokens[live]] = True
         for number, token in enumerate(tokens.tolist()):
             if live[number]:
                 row = self._rows[number]
                 row.read.append(embeddings[number])
                 row.tokens.append(token)
-                row.decisions.append(NO_DECISION)
+                row.decisions.append(row.decision)
+                row.decision = NO_DECISION
         self._read(embeddings, live[:, None].long())
         self._ended |= torch.isin(tokens, torch.tensor(list(self._settings.end_tokens), device=tokens.device))
         if self._repetition is not None:
@@ -187,19 +197,15 @@ class _Batch:
             self._rows[number].woven < self._memgen.settings.augmentations
         )
 
-    def _augment(self) -> None:
-        """Decide where a delimiter was read, and weave memory there."""
-        asked = [
-            number for number, row in enumerate(self._rows)
-            if self._may_weave(number) and row.tokens[-1] in self._memgen.delimiters
-        ]  # fmt: skip
+    def _augment(self, asked: Sequence[int], *, at_prompt: bool = False) -> None:
+        """Decide in rows, and weave memory there."""
         if not self._anywhere(bool(asked)):
             return
         for number, decision in zip(asked, self._decide(asked or [0]), strict=False):
-            self._rows[number].decisions[-1] = decision
-        woven = [number for number in asked if self._rows[number].decisions[-1] == WEAVE]
+            self._rows[number].decision = decision
+        woven = [number for number in asked if self._rows[number].decision == WEAVE]
         if self._anywhere(bool(woven)):
-            self._weave(woven)
+            self._weave(woven, at_prompt=at_prompt)
 
     def _anywhere(self, here: bool) -> bool:
         """Whether this rank has something to do, or any rank, if a forward pass is a collective of all."""
@@ -213,10 +219,11 @@ class _Batch:
         logits = self._memgen.decision_logits(self._ids[rows], self._ids_mask[rows])[:, -1].float()
         if self._mode == "argmax":
             return [WEAVE if weave > skip else SKIP for skip, weave in logits.tolist()]
-        decisions: list[int] = torch.multinomial(logits.softmax(-1), 1)[:, 0].tolist()
+        chances = (logits / self._settings.temperature).softmax(-1)
+        decisions: list[int] = torch.multinomial(chances, 1)[:, 0].tolist()
         return decisions
 
-    def _weave(self, numbers: Sequence[int], *, at_prompt: bool = False) -> None:
+    def _weave(self, numbers: Sequence[int], *, at_prompt: bool) -> None:
         """Weave memory into rows; without rows, take part in the collectives of the ranks that have some."""
         prefixes = [torch.cat(self._rows[number].read) for number in (numbers or [0])]
         latents = self._memgen.weave(prefixes, at_prompt=at_prompt)

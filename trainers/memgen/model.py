@@ -4,8 +4,10 @@
     weaver     reads what the reasoner has read, and writes K latent vectors for it to read next
     trigger    reads the tokens, and says after each one whether the weaver should write
 
-Weaver and trigger are copies of the reasoner with LoRA adapters (peft) that share its frozen tensors, so that
-they add little memory. Used by `generation.py`, `training.py` and `evaluation.py`. Trains nothing itself.
+Weaver and trigger are copies of the reasoner with LoRA adapters (peft) that share its frozen tensors, so
+that they add little memory. The parts are those of the authors' code (https://github.com/KANABOON1/MemGen,
+commit a1b7397); docs/guide/memgen.md lists what differs. Used by `generation.py`, `training.py` and
+`saved.py`. Trains nothing itself.
 """
 
 from __future__ import annotations
@@ -19,11 +21,10 @@ import torch
 from peft import LoraConfig, get_peft_model
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
-from transformers.pytorch_utils import Conv1D
 
 from grpo_run.runtime.errors import ConfigError
 
-QUERIES, PROJECTION, HEAD = "memory_queries", "memory_projection", "decision_head"
+QUERIES, READ, WRITE, HEAD = "memory_queries", "memory_read", "memory_write", "decision_head"
 """Names of the modules that weaver and trigger have beyond the reasoner's."""
 SKIP, WEAVE, NO_DECISION = 0, 1, -100
 """Decisions of the trigger; no decision where it is not asked. -100 is what torch's losses ignore."""
@@ -37,13 +38,38 @@ class MemorySettings:
         prompt_latents: latent vectors at the end of the prompt.
         latents: latent vectors at each later augmentation.
         augmentations: the most augmentations of a completion, beyond the one of the prompt.
-        lora_rank: rank of the adapters of weaver and trigger; `lora_alpha` is twice as large.
+        lora_rank, lora_alpha, lora_dropout, lora_targets: of the adapters of weaver and trigger, as in peft's
+            `LoraConfig`.
     """
 
     prompt_latents: int = 16
     latents: int = 8
     augmentations: int = 5
     lora_rank: int = 16
+    lora_alpha: int = 32
+    lora_dropout: float = 0.1
+    lora_targets: Sequence[str] = ("q_proj", "v_proj")
+
+
+class MemoryQueries(nn.Module):
+    """What the weaver reads after a prefix: learned vectors, normalized and scaled.
+
+    Args:
+        counts: number of vectors at the prompt's end, and at a later augmentation.
+        width: D, of a vector.
+        like: dtype and device.
+    """
+
+    def __init__(self, counts: Sequence[int], width: int, **like: Any) -> None:
+        super().__init__()
+        self.vectors = nn.ParameterList([torch.randn(count, width, **like) for count in counts])
+        self.norms = nn.ModuleList([nn.LayerNorm(width, **like) for _ in counts])
+        self.scales = nn.ParameterList([torch.ones(1, **like) for _ in counts])
+
+    def forward(self, part: int) -> Tensor:
+        """Return the vectors, [K, D], of the prompt's end (0) or of a later augmentation (1)."""
+        scaled: Tensor = self.norms[part](self.vectors[part]) * self.scales[part]
+        return scaled
 
 
 class MemGen:
@@ -70,15 +96,9 @@ class MemGen:
         # a step of 1e-5 would be lost in the rounding of bfloat16
         self._precision = torch.promote_types(reasoner.dtype, torch.float32)
         like = {"dtype": self._precision, "device": reasoner.device}
-        # queries and latents are as large as embeddings of tokens, which is what the layers have learned to
-        # read
-        scale = float(reasoner.get_input_embeddings().weight.float().std())
-        queries = nn.Embedding(settings.prompt_latents + settings.latents, width, **like)
-        nn.init.normal_(queries.weight, std=scale)
-        projection = nn.Linear(width, width, **like)
-        nn.init.normal_(projection.weight, std=scale / width**0.5)
-        nn.init.zeros_(projection.bias)
-        self.weaver = self._adapted({QUERIES: queries, PROJECTION: projection})
+        queries = MemoryQueries([settings.prompt_latents, settings.latents], width, **like)
+        read, write = nn.Linear(width, width, **like), nn.Linear(width, width, **like)
+        self.weaver = self._adapted({QUERIES: queries, READ: read, WRITE: write})
         head = nn.Linear(width, 2, **like)
         nn.init.zeros_(head.weight)  # an untrained trigger weaves with probability 0.5 everywhere
         nn.init.zeros_(head.bias)
@@ -93,23 +113,15 @@ class MemGen:
                 part.p = 0.0  # log-probabilities in training must be those of the rollout
         for name, module in modules.items():
             model.add_module(name, module)
-        rank = self.settings.lora_rank
-        linear = [
-            name for name, module in model.named_modules()
-            if isinstance(module, (nn.Linear, Conv1D))
-            and module is not model.get_output_embeddings()
-            and name not in modules
-        ]  # fmt: skip
-        return get_peft_model(
-            model,
-            LoraConfig(
-                r=rank,
-                lora_alpha=2 * rank,
-                target_modules=linear,
-                modules_to_save=list(modules),
-                task_type="CAUSAL_LM",
-            ),
+        adapters = LoraConfig(
+            r=self.settings.lora_rank,
+            lora_alpha=self.settings.lora_alpha,
+            lora_dropout=self.settings.lora_dropout,
+            target_modules=list(self.settings.lora_targets),
+            modules_to_save=list(modules),
+            task_type="CAUSAL_LM",
         )
+        return get_peft_model(model, adapters)
 
     def to(self, device: torch.device) -> MemGen:
         """Move all three models to a device."""
@@ -131,18 +143,13 @@ class MemGen:
             at_prompt: the prefixes are prompts, which get `prompt_latents` latents.
             weaver: the wrapped weaver during its training; calls go through it.
         """
-        count, start = (
-            (self.settings.prompt_latents, 0)
-            if at_prompt
-            else (self.settings.latents, self.settings.prompt_latents)
-        )
-        own = self.weaver.get_base_model()
-        queries = own.get_submodule(QUERIES)(torch.arange(start, start + count, device=own.device))
-        queries = queries.to(prefixes[0].dtype)
-        rows = [torch.cat([prefix, queries]) for prefix in prefixes]
+        own, dtype = self.weaver.get_base_model(), prefixes[0].dtype
+        queries = own.get_submodule(QUERIES)(0 if at_prompt else 1).to(dtype)
+        read = own.get_submodule(READ)(torch.cat(list(prefixes)).to(self._precision)).to(dtype)
+        rows = [torch.cat([prefix, queries]) for prefix in read.split([len(one) for one in prefixes])]
         hidden = last_states(weaver or self.weaver, mask_left(rows), inputs_embeds=pad_left(rows))
-        latents: Tensor = own.get_submodule(PROJECTION)(hidden[:, -count:].to(self._precision))
-        return latents.to(prefixes[0].dtype)
+        latents: Tensor = own.get_submodule(WRITE)(hidden[:, -len(queries) :].to(self._precision))
+        return latents.to(dtype)
 
     def decision_logits(self, token_ids: Tensor, mask: Tensor, *, trigger: Any = None) -> Tensor:
         """Return the trigger's logits after each token, [b, L, 2], of skipping and of weaving.

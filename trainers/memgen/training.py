@@ -2,13 +2,14 @@
 
 `WeaverTrainer` trains the weaver with SFT: memory is woven into the demonstrations, at the prompt's end and
 at the first delimiters, and the frozen reasoner's cross-entropy on the tokens is the loss. `TriggerTrainer`
-trains the trigger with GRPO on its decisions: tokens are greedy, so completions of a group differ by
-decisions only. Called by recipes. Do not decide what is trained on; recipes do.
+trains the trigger with GRPO on its decisions, at the prompt's end and at delimiters: tokens are greedy, so
+completions of a group differ by decisions only. Called by recipes, which decide what is trained on.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import fields
 from typing import Any
 
 import torch
@@ -16,11 +17,12 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from transformers import Trainer
 from transformers.integrations import is_deepspeed_zero3_enabled
-from trl import GRPOTrainer, maybe_apply_chat_template
+from trl import GRPOTrainer
 
 from grpo_run.runtime.errors import ConfigError
 from grpo_run.trainers.memgen.generation import GenerationSettings, generate
 from grpo_run.trainers.memgen.model import NO_DECISION, MemGen, mask_left, pad_left, positions_of
+from grpo_run.trainers.memgen.saved import prompt_tokens
 
 IGNORED_LABEL = -100
 """Default `ignore_index` of `torch.nn.functional.cross_entropy`."""
@@ -101,13 +103,6 @@ def cuts_of(row: dict[str, list[int]], length: int, memgen: MemGen) -> list[int]
     return [start, *ends[: memgen.settings.augmentations]]
 
 
-def prompt_tokens(tokenizer: Any, prompt: Any) -> list[int]:
-    """Return the token ids of a prompt: text, or a conversation in the tokenizer's chat template."""
-    text = maybe_apply_chat_template({"prompt": prompt}, tokenizer)["prompt"]
-    ids: list[int] = tokenizer(text, add_special_tokens=False)["input_ids"]
-    return ids
-
-
 def _check(args: Any) -> None:
     """Refuse what shards weights, and tell DDP that no parameter is unused: its search takes those for unused
     that work outside of `forward`, on what that returns.
@@ -118,6 +113,38 @@ def _check(args: Any) -> None:
             " shard for one of them only; use DDP or ZeRO-2"
         )
     args.ddp_find_unused_parameters = False
+
+
+LOSS_TYPES = ("bnpo", "grpo")
+"""Which divide by the number of decisions; the others of TRL divide by tokens, which are not trained."""
+UNUSED = ("top_p", "top_k", "min_p", "generation_kwargs", "use_vllm", "use_liger_kernel")
+"""Settings of `GRPOConfig` that a rollout of decisions has no use for."""
+
+
+def _check_decisions(args: Any, generation: GenerationSettings) -> None:
+    """Refuse settings that would be ignored, or would make another loss.
+
+    Raises:
+        ConfigError: in one line.
+    """
+    if args.loss_type not in LOSS_TYPES:
+        raise ConfigError(
+            f"loss_type={args.loss_type} divides by the number of tokens, but the trigger's loss has"
+            f" decisions; use {' or '.join(LOSS_TYPES)}"
+        )
+    defaults = {one.name: one.default for one in fields(args)}
+    given = [name for name in UNUSED if name in defaults and getattr(args, name) != defaults[name]]
+    if given:
+        raise ConfigError(
+            f"MemGen's rollouts do not use {', '.join(given)}: tokens are greedy, and decisions are sampled"
+            " with temperature; remove it"
+        )
+    for name in ("temperature", "repetition_penalty"):
+        if getattr(args, name) != getattr(generation, name):
+            raise ConfigError(
+                f"{name} is {getattr(args, name)} in GRPOConfig and {getattr(generation, name)} in"
+                " GenerationSettings; make them equal"
+            )
 
 
 class TriggerTrainer(GRPOTrainer):  # type: ignore[misc]
@@ -131,13 +158,18 @@ class TriggerTrainer(GRPOTrainer):  # type: ignore[misc]
     Args:
         memgen: whose trigger is trained.
         generation: how rollouts are generated.
-        args: `trl.GRPOConfig`; `loss_type` must be "grpo", which divides each completion by its decisions.
+        args: `trl.GRPOConfig`. `loss_type` must be "bnpo", as the authors have it, or "grpo", with which each
+            completion counts the same, however often its trigger was asked.
+
+    Raises:
+        ConfigError: `args` has a setting that would be ignored.
     """
 
     def __init__(self, memgen: MemGen, generation: GenerationSettings, *, args: Any, **kwargs: Any) -> None:
         self._memgen, self._generation = memgen, generation
         self._decisions: Tensor | None = None
         _check(args)
+        _check_decisions(args, generation)
         super().__init__(model=memgen.trigger, args=args, rollout_func=self._rollout, **kwargs)
         memgen.to(self.accelerator.device)
 
@@ -173,11 +205,11 @@ class TriggerTrainer(GRPOTrainer):  # type: ignore[misc]
         *args: Any,
         **kwargs: Any,
     ) -> tuple[Tensor, Tensor, None]:
-        """Return log-probability and entropy of the decisions after each token, [B, C], from one forward
+        """Return log-probability and entropy of the decisions before each token, [B, C], from one forward
         pass.
         """
         assert self._decisions is not None, "decisions are made in the rollout"
-        logits = self._memgen.decision_logits(input_ids, attention_mask, trigger=model)[:, -logits_to_keep:]
-        logs = logits.float().log_softmax(-1)
+        logits = self._memgen.decision_logits(input_ids, attention_mask, trigger=model)
+        logs = (logits[:, -logits_to_keep - 1 : -1].float() / self.temperature).log_softmax(-1)
         decisions = self._decisions.clamp(min=0)
         return logs.gather(-1, decisions[..., None])[..., 0], -(logs.exp() * logs).sum(-1), None

@@ -17,7 +17,7 @@ from grpo_run.trainers.recipes.recipe import load_recipe
 def main(arguments: Sequence[str] | None = None) -> None:
     """Load the recipe and train it.
 
-    Invalid input prints one line and exits with 2, before torch is imported.
+    Invalid input prints one line and exits with 2.
     """
     parser = argparse.ArgumentParser(prog="python -m grpo_run.trainers.recipes")
     parser.add_argument("recipe", help="name of a packaged recipe, or path of a YAML file")
@@ -25,12 +25,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "--set", action="append", default=[], metavar="KEY=VALUE", dest="overrides",
         help="override a setting of the recipe; may be repeated",
     )  # fmt: skip
+    parser.add_argument("--check", action="store_true", help="check the recipe, and train nothing")
     options = parser.parse_args(arguments)
     # transformers repeats its own deprecation warnings at each save
     warnings.filterwarnings("ignore", category=FutureWarning, module=r"transformers\.")
     try:
         recipe = load_recipe(options.recipe, options.overrides)
-        if recipe.task == "arithmetic":
+        if options.check:
+            from grpo_run.trainers.recipes import training
+
+            training.check(recipe)
+        elif recipe.task == "arithmetic":
             from grpo_run.trainers.recipes import arithmetic
 
             arithmetic.train(recipe)

@@ -39,12 +39,12 @@ def without_calculator(solution: str) -> str:
     return _CALCULATION.sub("", solution)
 
 
-def problems_of(recipe: Recipe) -> list[Problem]:
-    """Return the training problems, from the recipe's `data` or from the Hub."""
+def problems_of(recipe: Recipe, split: str = "train") -> list[Problem]:
+    """Return the problems of a split, from the recipe's `data` or from the Hub."""
     if recipe.data is not None:
-        return read_problems(recipe.data)
-    rows = load_dataset(HUB_NAME, HUB_CONFIGURATION, split="train")
-    return [checked_problem(row, f"{HUB_NAME}, row {number}") for number, row in enumerate(rows)]
+        return read_problems(recipe.data, split)
+    rows = load_dataset(HUB_NAME, HUB_CONFIGURATION, split=split)
+    return [checked_problem(row, f"{HUB_NAME}, {split} row {number}") for number, row in enumerate(rows)]
 
 
 def prompt_for(question: str, *, chat: bool) -> Any:

@@ -20,11 +20,11 @@ from datasets import Dataset
 from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase, TrainingArguments
 from trl import GRPOConfig
 
-from grpo_run.runtime.errors import ConfigError
 from grpo_run.trainers.memgen import evaluation
 from grpo_run.trainers.memgen.generation import GenerationSettings
 from grpo_run.trainers.memgen.model import MemGen, MemorySettings
-from grpo_run.trainers.memgen.training import TriggerTrainer, WeaverTrainer, prompt_tokens
+from grpo_run.trainers.memgen.saved import load, prompt_tokens, save
+from grpo_run.trainers.memgen.training import TriggerTrainer, WeaverTrainer
 from grpo_run.trainers.recipes import chains, gsm8k
 from grpo_run.trainers.recipes.recipe import TINY, Recipe
 from grpo_run.trainers.recipes.training import (
@@ -32,7 +32,7 @@ from grpo_run.trainers.recipes.training import (
     Reward,
     Transform,
     load_policy,
-    shared_arguments,
+    trainer_arguments,
     warm_start,
 )
 from grpo_run.trainers.rewards import correct_answer
@@ -41,6 +41,7 @@ PRETRAINING_ROWS = 40_000
 """More than one epoch of the packaged settings needs on two ranks, as the other numbers of rows."""
 DEMONSTRATIONS = 40_000
 PROBLEMS = 4_096
+HELD_OUT = 1_000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,6 +53,8 @@ class MemgenTask:
         problems: column `prompt` and the columns that the reward takes, for the trigger.
         held_out: as `problems`, for the evaluation.
         reward: the trigger's reward and the score of the evaluation.
+        scored: what it takes for the answer, for the user.
+        split: what is held out, for the user.
         delimiters: characters after which memory may be woven: tokens that end with one are delimiters.
     """
 
@@ -59,6 +62,8 @@ class MemgenTask:
     problems: Dataset
     held_out: Dataset
     reward: Reward
+    scored: str
+    split: str
     delimiters: str
 
 
@@ -80,39 +85,39 @@ def train_arithmetic(recipe: Recipe) -> None:
         MemgenTask(
             demonstrations=Dataset.from_dict(chains.demonstrations(recipe.seed, DEMONSTRATIONS)),
             problems=_chains(f"problems {recipe.seed}", PROBLEMS),
-            held_out=_chains("held out", recipe.memgen.evaluation_problems, held_out=True),
+            held_out=_chains("held out", recipe.memgen.evaluation_problems or HELD_OUT, held_out=True),
             reward=chains.correct_chain,
+            scored="the whole chain",
+            split="chains that no stage has seen",
             delimiters=chains.DELIMITERS,
         ),
     )
 
 
 def train_gsm8k(recipe: Recipe) -> None:
-    """Train MemGen on GSM8K: the weaver on the reference solutions, the trigger and the evaluation on the
-    number after `####`. The last problems are held out.
+    """Train MemGen on GSM8K: the weaver on the reference solutions, the trigger on the number after `####`.
+    The official test split is held out.
     """
     assert recipe.memgen is not None
     problems = gsm8k.problems_of(recipe)
     texts = [f"{one.question} {one.solution}" for one in problems[: gsm8k.TOKENIZER_PROBLEMS]]
     model, tokenizer = load_policy(recipe, texts=texts if recipe.model == TINY else None)
-    count = recipe.memgen.evaluation_problems
-    if count >= len(problems):
-        raise ConfigError(
-            f"memgen.evaluation_problems = {count}: only {len(problems)} problems are there, and some are"
-            " trained on"
-        )
-    questions = gsm8k.questions(problems, chat=tokenizer.chat_template is not None)
+    chat = tokenizer.chat_template is not None
+    questions = gsm8k.questions(problems, chat=chat)
     solutions = [f" {gsm8k.without_calculator(one.solution)}" for one in problems]
+    held_out = gsm8k.problems_of(recipe, "test")[: recipe.memgen.evaluation_problems]
     train(
         recipe,
         model,
         tokenizer,
         MemgenTask(
-            demonstrations=questions.add_column("completion", solutions).select(range(len(problems) - count)),
-            problems=questions.select(range(len(problems) - count)),
-            held_out=questions.select(range(len(problems) - count, len(problems))),
+            demonstrations=questions.add_column("completion", solutions),
+            problems=questions,
+            held_out=gsm8k.questions(held_out, chat=chat),
             reward=correct_answer,
-            delimiters=".\n",
+            scored="the number after the last ####",
+            split="GSM8K's test split",
+            delimiters=",.\n",
         ),
     )
 
@@ -129,7 +134,8 @@ def train(
 ) -> None:
     """Train weaver and trigger over a frozen reasoner, evaluate, and write the results."""
     assert recipe.memgen is not None
-    assert recipe.weaver is not None
+    weaver_arguments = trainer_arguments(TrainingArguments, recipe, "weaver", remove_unused_columns=False)
+    arguments = trainer_arguments(GRPOConfig, recipe, "grpo")
     reasoner = AutoModelForCausalLM.from_pretrained(model) if isinstance(model, str) else model
     sizes = recipe.memgen.model_dump(include=set(MemorySettings.__dataclass_fields__))
     with torch.random.fork_rng():
@@ -137,16 +143,19 @@ def train(
         memgen = MemGen(reasoner, MemorySettings(**sizes), delimiters_of(tokenizer, task.delimiters))
     ends = reasoner.generation_config.eos_token_id
     generation = GenerationSettings(
-        max_tokens=recipe.grpo.max_completion_length,
-        repetition_penalty=recipe.grpo.repetition_penalty or 1.0,
+        max_tokens=arguments.max_completion_length,
+        repetition_penalty=arguments.repetition_penalty,
+        temperature=arguments.temperature,
         end_tokens=ends if isinstance(ends, list) else [ends],
         pad_token=tokenizer.pad_token_id,
         repetition_window=recipe.caps.repetition or 0 if recipe.caps else 0,
         max_seconds=recipe.caps.max_time if recipe.caps else None,
     )
+    if PartialState().is_main_process:
+        print(described(recipe, task, memgen, weaver_arguments, arguments), flush=True)
     weaver = WeaverTrainer(
         memgen,
-        TrainingArguments(**shared_arguments(recipe, recipe.weaver, "weaver"), remove_unused_columns=False),
+        weaver_arguments,
         max_length=recipe.memgen.max_length,
         train_dataset=task.demonstrations.with_transform(_demonstration_encoder(tokenizer)),
         processing_class=tokenizer,
@@ -156,16 +165,19 @@ def train(
         memgen,
         generation,
         reward_funcs=[task.reward],
-        args=GRPOConfig(**shared_arguments(recipe, recipe.grpo, "grpo")),
+        args=arguments,
         train_dataset=task.problems,
         processing_class=tokenizer,
     )
     trigger.train()
+    logs = weaver.state.log_history, trigger.state.log_history
     folder = Path(recipe.output_dir).expanduser()
-    weaver.save_model(str(folder / "weaver-final"))
-    trigger.save_model(str(folder / "trigger-final"))
+    if PartialState().is_main_process:
+        save(memgen, tokenizer, generation, folder / "final")
+    PartialState().wait_for_everyone()
+    del weaver, trigger, memgen, reasoner, model  # what was saved is evaluated
     outcomes = evaluation.evaluate(
-        memgen,
+        load(folder / "final", PartialState().device).memgen,
         [prompt_tokens(tokenizer, prompt) for prompt in task.held_out["prompt"]],
         _scorer(task, tokenizer),
         generation,
@@ -173,16 +185,47 @@ def train(
         file=folder / "evaluation.jsonl",
     )
     if PartialState().is_main_process:
-        experiment = evaluation.experiment_of(
-            outcomes, weaver.state.log_history, trigger.state.log_history, tokenizer.convert_ids_to_tokens
-        )
+        experiment = evaluation.experiment_of(outcomes, *logs, tokenizer.convert_ids_to_tokens)
         (folder / "experiment.json").write_text(json.dumps(experiment, indent=1) + "\n")
         shown = ", ".join(f"{name} {value:.1%}" for name, value in experiment["accuracy"].items())
-        print(
-            f"accuracy on {len(task.held_out)} held-out problems: {shown}; greedy (temperature 0), at most"
-            f" {generation.max_tokens} tokens",
-            flush=True,
-        )
+        print(f"accuracy on {_evaluated(task, generation.max_tokens)}: {shown}", flush=True)
+
+
+def described(
+    recipe: Recipe, task: MemgenTask, memgen: MemGen, weaver: TrainingArguments, trigger: GRPOConfig
+) -> str:
+    """Return the configuration, a line for each part, with what the ranks together do in a step."""
+    sizes, completions = memgen.settings, trigger.max_completion_length
+    rows = weaver.per_device_train_batch_size * weaver.gradient_accumulation_steps * weaver.world_size
+    return f"""\
+reasoner: {recipe.model}, frozen
+memory: {sizes.prompt_latents} latents at the prompt's end, {sizes.latents} after a delimiter
+delimiters: {", ".join(map(repr, task.delimiters))}, at most {sizes.augmentations} of a completion
+adapters: LoRA on {", ".join(sizes.lora_targets)}
+  rank {sizes.lora_rank}, alpha {sizes.lora_alpha}, dropout {sizes.lora_dropout:g}
+weaver: SFT, {_length(weaver)} of {len(task.demonstrations):,} demonstrations, {rows} in a step
+  {_schedule(weaver)}
+trigger: GRPO, {_length(trigger)} of {len(task.problems):,} problems
+  {trigger.num_generations} completions of each, {_schedule(trigger)}
+  beta {trigger.beta:g}, loss {trigger.loss_type}, temperature of decisions {trigger.temperature:g}
+completions: greedy, at most {completions:,} tokens, repetition penalty {trigger.repetition_penalty:g}
+evaluation: {_evaluated(task, completions)}"""
+
+
+def _length(arguments: TrainingArguments) -> str:
+    if arguments.max_steps > 0:
+        return f"{arguments.max_steps:,} steps"
+    return f"{arguments.num_train_epochs:g} epochs"
+
+
+def _schedule(arguments: TrainingArguments) -> str:
+    kind = getattr(arguments.lr_scheduler_type, "value", arguments.lr_scheduler_type)
+    return f"learning rate {arguments.learning_rate:g}, {kind}, warm-up {arguments.warmup_steps:g}"
+
+
+def _evaluated(task: MemgenTask, tokens: int) -> str:
+    how = f"greedy (temperature 0), at most {tokens:,} tokens"
+    return f"{len(task.held_out):,} problems ({task.split}), {how}; right if {task.scored} is"
 
 
 def delimiters_of(tokenizer: PreTrainedTokenizerBase, characters: str) -> list[int]:

@@ -15,8 +15,6 @@ from typing import Any, NamedTuple
 from grpo_run.runtime.errors import ConfigError
 from grpo_run.trainers.rewards import final_answer
 
-TRAIN_FILE = "train.jsonl"
-
 
 class Problem(NamedTuple):
     """A question, its answer, and the reference solution, which ends in `#### number`."""
@@ -26,8 +24,12 @@ class Problem(NamedTuple):
     solution: str
 
 
-def read_problems(path_or_directory: str) -> list[Problem]:
-    """Read a JSON-lines file, or `train.jsonl` in a directory. Blank lines are skipped.
+def read_problems(path_or_directory: str, split: str = "train") -> list[Problem]:
+    """Read a JSON-lines file, or the one of a split in a directory. Blank lines are skipped.
+
+    Args:
+        path_or_directory: of `train.jsonl`; that of another split is beside it.
+        split: `train` or `test`.
 
     Raises:
         ConfigError: the file cannot be read, contains no problem, or has a line that is not an object with a
@@ -35,7 +37,9 @@ def read_problems(path_or_directory: str) -> list[Problem]:
     """
     path = Path(path_or_directory).expanduser()
     if path.is_dir():
-        path = path / TRAIN_FILE
+        path = path / f"{split}.jsonl"
+    elif split != "train":
+        path = path.with_name(f"{split}.jsonl")
     try:
         with open(path, "rb") as file:
             problems = [

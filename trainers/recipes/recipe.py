@@ -1,103 +1,50 @@
-"""The settings of a recipe, and how to load it: a packaged name or a YAML file, with `--set` overrides.
+"""A recipe: a packaged name or a YAML file, with `--set` overrides.
 
-Called by `grpo-run train` before any process starts, so that invalid input fails at once, and again by every
-rank. Imports neither torch nor transformers nor trl. Does not train; `__main__.py` does.
+The sections `sft`, `weaver` and `grpo` are configurations of TRL and transformers. TRL's parser reads them
+(`training.py`, in the ranks, and before that in the process that `grpo-run train` starts to check them). This
+module reads the rest: it is called by `grpo-run train`, by `grpo-run plan`, and by every rank, and imports
+neither torch nor transformers nor trl.
 """
 
 from __future__ import annotations
 
 import difflib
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+import yaml
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt, ValidationError
 
 from grpo_run.runtime.errors import ConfigError
 from grpo_run.runtime.features import feature_settings
 from grpo_run.runtime.launch.option import given_values
 from grpo_run.trainers.recipes.problems import read_problems
-from grpo_run.trainers.recipes.settings import apply_overrides, origin_of, read_settings, validation_error
 from grpo_run.watchdog.observation import LEAST_LOOP_TOKENS
 
 PACKAGED = Path(__file__).parent
+MAX_FILE_BYTES = 1 << 20
 PATH_PREFIXES = ("/", "./", "../", "~")
 """A name with one of these prefixes is a path, so its existence is checked before anything starts."""
 TINY = "tiny"
 """The model that the recipes build themselves, and the key of the sections that replace others for it."""
-REWARD_COUNTS = {"arithmetic": 1, "gsm8k": 2, "memgen-arithmetic": 1, "memgen-gsm8k": 1}
-"""Number of reward functions of each task."""
+DEFAULTS = {
+    "gradient_accumulation_steps": 1, "logging_steps": 1, "save_total_limit": 2, "report_to": "none",
+    "bf16": False, "gradient_checkpointing": False,
+}  # fmt: skip
+"""Of the sections that TRL reads, where they differ from TRL's own."""
+TRL_SECTIONS = ("sft", "weaver", "grpo")
 
-UnitInterval = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 PositiveNumber = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-NonNegativeNumber = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-Count = Annotated[int, Field(ge=0)]
 
 
 class Section(BaseModel):
-    """Base of all sections: unknown keys are rejected, and values are immutable.
+    """Base of all sections: unknown keys are rejected, and values are immutable."""
 
-    A missing or null key is TRL's default.
-    """
-
-    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
-
-
-class TrainerSection(Section):
-    """Keys that `SFTConfig` and `GRPOConfig` share, with the meaning and units of `TrainingArguments`."""
-
-    max_steps: PositiveInt
-    per_device_train_batch_size: PositiveInt
-    gradient_accumulation_steps: PositiveInt = 1
-    learning_rate: PositiveNumber
-    lr_scheduler_type: Literal["linear", "cosine", "constant", "constant_with_warmup"] | None = None
-    warmup_steps: Count | None = None
-    weight_decay: NonNegativeNumber | None = None
-    adam_beta2: UnitInterval | None = None
-    max_grad_norm: NonNegativeNumber | None = None
-    optim: str | None = None
-    bf16: bool = False
-    gradient_checkpointing: bool = False
-    logging_steps: PositiveInt = 1
-    save_steps: PositiveInt
-    save_total_limit: Annotated[int, Field(ge=2)] = 2
-    deepspeed: str | None = None
-    report_to: list[str] = []
-
-    def arguments(self) -> dict[str, Any]:
-        """Return the keyword arguments for the TRL configuration class."""
-        return self.model_dump(exclude_none=True)
-
-
-class SftSection(TrainerSection):
-    """Settings of the warm start, as in TRL's `SFTConfig`."""
-
-
-class GrpoSection(TrainerSection):
-    """Settings of GRPO, as in TRL's `GRPOConfig`."""
-
-    num_generations: Annotated[int, Field(ge=2)]
-    steps_per_generation: PositiveInt | None = None
-    num_iterations: PositiveInt | None = None
-    max_completion_length: PositiveInt
-    temperature: PositiveNumber | None = None
-    top_p: UnitInterval | None = None
-    top_k: Count | None = None
-    min_p: UnitInterval | None = None
-    repetition_penalty: PositiveNumber | None = None
-    generation_kwargs: dict[str, Any] | None = None
-    beta: NonNegativeNumber | None = None
-    epsilon: NonNegativeNumber | None = None
-    epsilon_high: NonNegativeNumber | None = None
-    loss_type: str | None = None
-    scale_rewards: Literal["group", "batch", "none"] | None = None
-    mask_truncated_completions: bool | None = None
-    reward_weights: list[NonNegativeNumber] | None = None
-    use_vllm: bool | None = None
-    vllm_mode: Literal["colocate", "server"] | None = None
-    vllm_gpu_memory_utilization: UnitInterval | None = None
-    log_completions: bool | None = None
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, protected_namespaces=(), coerce_numbers_to_str=True
+    )
 
 
 class CapsSection(Section):
@@ -114,10 +61,13 @@ class MemgenSection(Section):
     latents: PositiveInt = 8
     augmentations: PositiveInt = 5
     lora_rank: PositiveInt = 16
+    lora_alpha: PositiveInt = 32
+    lora_dropout: Annotated[float, Field(ge=0, lt=1)] = 0.1
+    lora_targets: tuple[str, ...] = ("q_proj", "v_proj")
     max_length: PositiveInt = 1024
     """Tokens of a demonstration; the rest is left out."""
-    evaluation_problems: PositiveInt
-    """Held-out problems."""
+    evaluation_problems: PositiveInt | None = None
+    """The first held-out problems; all by default."""
     evaluation_batch_size: PositiveInt = 50
     """Problems that the ranks answer together, and that a kill can repeat."""
 
@@ -129,36 +79,22 @@ class Recipe(Section):
     model: Annotated[str, Field(min_length=1)] = TINY
     data: Annotated[str, Field(min_length=1)] | None = None
     output_dir: Annotated[str, Field(min_length=1)]
-    seed: Count = 0
+    seed: Annotated[int, Field(ge=0)] = 0
     guards: list[str] = []
     """Settings of `--guard`, which the command line overrides."""
     caps: CapsSection | None = None
-    sft: SftSection | None = None
-    weaver: SftSection | None = None
-    """Training of MemGen's weaver, which `grpo`, the training of its trigger, follows."""
     memgen: MemgenSection | None = None
-    grpo: GrpoSection
-
-
-SECTIONS: dict[str, type[Section]] = {
-    "caps": CapsSection,
-    "sft": SftSection,
-    "weaver": SftSection,
-    "memgen": MemgenSection,
-    "grpo": GrpoSection,
-}
-"""By key of a recipe."""
+    sft: dict[str, Any] | None = None
+    """Of the warm start: `trl.SFTConfig`."""
+    weaver: dict[str, Any] | None = None
+    """Of MemGen's weaver, which `grpo`, the training of its trigger, follows: `TrainingArguments`."""
+    grpo: dict[str, Any]
+    """`trl.GRPOConfig`."""
 
 
 def packaged_recipes() -> list[str]:
     """Return the names of the packaged recipes."""
     return sorted(file.stem for file in PACKAGED.glob("*.yaml"))
-
-
-def setting_keys() -> list[str]:
-    """Return every key that a recipe may contain, with nested keys dotted."""
-    nested = [f"{name}.{key}" for name, section in SECTIONS.items() for key in section.model_fields]
-    return [*Recipe.model_fields, *nested]
 
 
 def find_recipe(name_or_path: str) -> Path:
@@ -177,11 +113,35 @@ def find_recipe(name_or_path: str) -> Path:
         raise ConfigError(f"recipe {name_or_path!r} is a directory; give the path of a YAML file")
     if path.suffix in (".yaml", ".yml") or os.sep in name_or_path:
         raise ConfigError(f"recipe file {name_or_path!r} does not exist")
-    near = difflib.get_close_matches(name_or_path.lower(), names, n=1)
-    hint = f"did you mean {near[0]!r}? " if near else ""
+    hint = nearest(name_or_path.lower(), names)
     raise ConfigError(
-        f"unknown recipe {name_or_path!r}; {hint}available: {', '.join(names)}, or the path of a YAML file"
+        f"unknown recipe {name_or_path!r}{hint}; available: {', '.join(names)}, or the path of a YAML file"
     )
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """Return a hint with the known word that is nearest, or nothing."""
+    near = difflib.get_close_matches(word, list(known), n=1)
+    return f"; did you mean {near[0]!r}?" if near else ""
+
+
+def read_settings(path: Path) -> dict[str, Any]:
+    """Read a YAML file whose top level is a mapping.
+
+    Raises:
+        ConfigError: the file cannot be read, is too large, is not valid YAML, or is not a mapping.
+    """
+    try:
+        with open(path, "rb") as file:
+            content = file.read(MAX_FILE_BYTES + 1)
+    except OSError as error:
+        raise ConfigError(f"cannot read the recipe {str(path)!r}: {error.strerror or error}") from None
+    if len(content) > MAX_FILE_BYTES:
+        raise ConfigError(f"{path}: the file is larger than {MAX_FILE_BYTES} bytes, so it is not a recipe")
+    found = _parsed(content, str(path))
+    if not isinstance(found, dict):
+        raise ConfigError(f"{path}: expected a mapping of keys to values")
+    return found
 
 
 def load_recipe(name_or_path: str, overrides: Sequence[str] = ()) -> Recipe:
@@ -189,56 +149,69 @@ def load_recipe(name_or_path: str, overrides: Sequence[str] = ()) -> Recipe:
 
     Args:
         name_or_path: the name of a packaged recipe, which takes precedence, or the path of a YAML file.
-        overrides: texts of the form `key=value`, with dotted keys (`grpo.learning_rate=1e-5`). Later ones
-            win.
+        overrides: texts of the form `key=value`, with dotted keys (`grpo.learning_rate=1e-5`) and values in
+            YAML. Later ones win.
 
     Raises:
-        ConfigError: a setting is invalid; the one-line message says which, where it is set, and what is
-            expected.
+        ConfigError: a setting is invalid; the one-line message says which, and what is expected.
     """
     path = find_recipe(name_or_path)
-    packaged = read_settings(path)
-    tiny = packaged.pop(TINY, None)
-    settings = apply_overrides(packaged, overrides, setting_keys())
-    if settings.get("model") == TINY and isinstance(tiny, dict):
-        settings = apply_overrides({**packaged, **tiny}, overrides, setting_keys())
+    settings = read_settings(path)
+    tiny = settings.pop(TINY, None)
+    given = [_override(text) for text in overrides]
+    if dict([("model", settings.get("model")), *given])["model"] == TINY:
+        settings |= tiny or {}
+    for key, value in given:
+        section, _, inner = key.rpartition(".")
+        settings[section or key] = {**(settings.get(section) or {}), inner: value} if section else value
     try:
         recipe = Recipe.model_validate(settings)
     except ValidationError as invalid:
-        raise validation_error(invalid, overrides, path, setting_keys()) from None
-    _check_combinations(recipe, lambda key: origin_of(key, overrides, path))
+        error = min(invalid.errors(include_url=False), key=lambda one: one["type"] != "extra_forbidden")
+        key = ".".join(str(part) for part in error["loc"])
+        if error["type"] == "extra_forbidden":
+            hint = nearest(key, Recipe.model_fields)
+            raise ConfigError(f"recipe {name_or_path}: unknown key {key!r}{hint}") from None
+        found = "" if error["type"] == "missing" else f", found {str(error['input'])[:80]!r}"
+        raise ConfigError(f"recipe {name_or_path}: {key}: {error['msg']}{found}") from None
+    try:
+        _check_combinations(recipe)
+    except ConfigError as error:
+        raise ConfigError(f"recipe {name_or_path}: {error}") from None
     return recipe
 
 
-def _check_combinations(recipe: Recipe, origin: Callable[[str], str]) -> None:
-    """Check what depends on several keys.
+def _override(text: str) -> tuple[str, Any]:
+    key, equals, value = text.partition("=")
+    if not equals or not key.strip():
+        raise ConfigError(f"--set {text!r}: expected key=value")
+    return key.strip(), _parsed(value, f"--set {text[:80]!r}")
 
-    Args:
-        origin: returns where a key was set.
-    """
+
+def _parsed(content: str | bytes, origin: str) -> Any:
+    try:
+        return yaml.safe_load(content)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark
+        place = f", line {mark.line + 1}, column {mark.column + 1}" if mark is not None else ""
+        raise ConfigError(f"{origin}{place}: {error.problem}") from None
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise ConfigError(f"{origin}: invalid YAML: {' '.join(str(error).split())}") from None
+
+
+def _check_combinations(recipe: Recipe) -> None:
+    """Check what depends on several keys, and what no parser checks."""
     if recipe.task.endswith("arithmetic") and recipe.data is not None:
-        raise ConfigError(f"{origin('data')}: the {recipe.task} task generates its own data; remove 'data'")
+        raise ConfigError(f"the {recipe.task} task generates its own data; remove 'data'")
     if recipe.task.endswith("gsm8k") and recipe.sft is not None and recipe.model != TINY:
-        raise ConfigError(
-            f"{origin('sft')}: {recipe.task} has a warm start for model: tiny only; remove 'sft'"
-        )
+        raise ConfigError(f"{recipe.task} has a warm start for model: tiny only; remove 'sft'")
     for key in ("weaver", "memgen"):
         if (getattr(recipe, key) is None) == recipe.task.startswith("memgen"):
             problem = "needs" if recipe.task.startswith("memgen") else "has no"
-            raise ConfigError(f"{origin(key)}: the {recipe.task} task {problem} section {key!r}")
-    try:
-        for settings in feature_settings():
-            given_values(settings, {"--guard": recipe.guards})
-    except ConfigError as error:
-        raise ConfigError(f"{origin('guards')}: {error}") from None
-    weights, rewards = recipe.grpo.reward_weights, REWARD_COUNTS[recipe.task]
-    if weights is not None and len(weights) != rewards:
-        raise ConfigError(
-            f"{origin('grpo.reward_weights')}: grpo.reward_weights has length {len(weights)},"
-            f" expected {rewards}: one weight per reward function of the {recipe.task} task"
-        )
-    for key, text in {"model": recipe.model, "grpo.deepspeed": recipe.grpo.deepspeed}.items():
-        if text is not None and text.startswith(PATH_PREFIXES) and not Path(text).expanduser().exists():
-            raise ConfigError(f"{origin(key)}: {key} = {text!r} does not exist")
+            raise ConfigError(f"the {recipe.task} task {problem} section {key!r}")
+    for settings in feature_settings():
+        given_values(settings, {"--guard": recipe.guards})
+    if recipe.model.startswith(PATH_PREFIXES) and not Path(recipe.model).expanduser().exists():
+        raise ConfigError(f"model = {recipe.model!r} does not exist")
     if recipe.data is not None:
         read_problems(recipe.data)

@@ -6,17 +6,20 @@ grpo-run's launcher and runs the same under torchrun.
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Callable, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import torch
 from datasets import Dataset
-from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
-from trl import GRPOConfig, GRPOTrainer, SFTConfig, SFTTrainer
+from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase, TrainingArguments
+from trl import GRPOConfig, GRPOTrainer, SFTConfig, SFTTrainer, TrlParser
 
+from grpo_run.runtime.errors import ConfigError
 from grpo_run.trainers import caps
-from grpo_run.trainers.recipes.recipe import TINY, Recipe, TrainerSection
+from grpo_run.trainers.recipes.recipe import DEFAULTS, TINY, Recipe, nearest
 from grpo_run.trainers.recipes.tiny import learned_tokenizer, tiny_model, tiny_tokenizer
 
 Reward: TypeAlias = Callable[..., list[float]]
@@ -43,17 +46,21 @@ def load_policy(
     return name, AutoTokenizer.from_pretrained(name, padding_side="left")
 
 
-def shared_arguments(recipe: Recipe, section: TrainerSection, name: str) -> dict[str, Any]:
-    """Return the arguments of both TRL configuration classes: the section, the output directory, the device.
+def trainer_arguments(kind: type, recipe: Recipe, name: str, **fixed: Any) -> Any:
+    """Return the arguments of a trainer: a section of the recipe, read by TRL's parser.
 
     Args:
-        name: subdirectory of the recipe's output directory.
+        kind: dataclass of the arguments.
+        name: of the section, and of the subdirectory of the recipe's output directory.
+        fixed: arguments that the section cannot change.
+
+    Raises:
+        ConfigError: the section has a key or a value that the dataclass does not take.
     """
-    arguments = section.arguments()
+    values = {**DEFAULTS, **(getattr(recipe, name) or {}), **fixed}
     if not torch.accelerator.is_available():
-        arguments |= {"use_cpu": True, "bf16": False}
-    return {
-        **arguments,
+        values |= {"use_cpu": True, "bf16": False}
+    values |= {
         "output_dir": str(Path(recipe.output_dir).expanduser() / name),
         "seed": recipe.seed,
         # the ranks' output goes to log files, which a progress bar would fill
@@ -61,6 +68,37 @@ def shared_arguments(recipe: Recipe, section: TrainerSection, name: str) -> dict
         # every parameter takes part in these losses, so the search would only cost time in each step
         "ddp_find_unused_parameters": False,
     }
+    parser = TrlParser(kind, exit_on_error=False, allow_abbrev=False)
+    unknown = parser.set_defaults_with_config(**values)
+    if unknown:
+        key = unknown[0].lstrip("-")
+        hint = nearest(key, [field.name for field in fields(kind)])
+        raise ConfigError(f"{name}: {kind.__name__} has no key {key!r}{hint}")
+    # as words, because a parser does not check the types of its defaults
+    words = [word for key, value in values.items() for word in _words(key, value)]
+    try:
+        (arguments,) = parser.parse_args_into_dataclasses(args=words)
+    except (argparse.ArgumentError, ValueError, TypeError) as error:
+        raise ConfigError(f"{name}: {' '.join(str(error).split())}") from None
+    return arguments
+
+
+def _words(key: str, value: Any) -> list[str]:
+    if isinstance(value, list) and value:
+        return [f"--{key}", *map(str, value)]
+    return [f"--{key}={value}"] if isinstance(value, str | int | float) else []
+
+
+def check(recipe: Recipe) -> None:
+    """Check the sections that TRL and transformers read.
+
+    Raises:
+        ConfigError: one is invalid.
+    """
+    kinds = {"sft": SFTConfig, "weaver": TrainingArguments, "grpo": GRPOConfig}
+    for name, kind in kinds.items():
+        if getattr(recipe, name) is not None:
+            trainer_arguments(kind, recipe, name)
 
 
 Transform: TypeAlias = Callable[[dict[str, list[Any]]], dict[str, list[list[int]]]]
@@ -96,12 +134,12 @@ def warm_start(
     Args:
         transform: of rows to `input_ids` and `labels`; by default `encoder`'s, for `prompt` and `completion`.
     """
-    assert recipe.sft is not None
-
     trainer = SFTTrainer(
         model=model,
-        args=SFTConfig(
-            **shared_arguments(recipe, recipe.sft, "sft"),
+        args=trainer_arguments(
+            SFTConfig,
+            recipe,
+            "sft",
             dataset_kwargs={"skip_prepare_dataset": True},
             remove_unused_columns=False,
         ),
@@ -123,7 +161,7 @@ def train_grpo(
     trainer = GRPOTrainer(
         model=model,
         reward_funcs=rewards,
-        args=GRPOConfig(**shared_arguments(recipe, recipe.grpo, "grpo")),
+        args=trainer_arguments(GRPOConfig, recipe, "grpo"),
         train_dataset=dataset,
         processing_class=tokenizer,
     )

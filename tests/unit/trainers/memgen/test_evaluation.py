@@ -36,7 +36,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, list[int]]]:
         other = SKIP if mode == "argmax" else woven
         return Completions(
             tokens=[[7, DELIMITER, OTHER, 1] for _ in prompts],
-            decisions=[[NO_DECISION, woven, other, NO_DECISION] for _ in prompts],
+            decisions=[[woven, NO_DECISION, woven, other] for _ in prompts],
         )
 
     monkeypatch.setattr(evaluation, "generate", generate)
@@ -58,6 +58,7 @@ def test_each_variant_answers_every_problem(tmp_path: Path, asked: list[tuple[st
     for outcomes in found.values():
         assert [outcome.score for outcome in outcomes] == [1.0, 0.0, 1.0, 0.0, 1.0]
         assert accuracy(outcomes) == pytest.approx(0.6)
+    assert [outcomes[0].prompt for outcomes in found.values()] == [False, True, True]
     assert evaluation.firing_by_position(found["baseline"]) == [0.0, 0.0]
     assert evaluation.firing_by_position(found["trained"]) == [1.0, 0.0]
     assert evaluation.firing_by_delimiter(found["trained"]) == {DELIMITER: 1.0, OTHER: 0.0}

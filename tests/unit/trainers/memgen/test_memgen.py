@@ -15,10 +15,11 @@ from grpo_run.trainers.memgen.generation import GenerationSettings, Mode, genera
 from grpo_run.trainers.memgen.model import (
     HEAD,
     NO_DECISION,
-    PROJECTION,
     QUERIES,
+    READ,
     SKIP,
     WEAVE,
+    WRITE,
     MemGen,
     MemorySettings,
 )
@@ -42,7 +43,7 @@ def memgen() -> MemGen:
     """Random weights in float64, also where training would begin with zeros: every part has an effect."""
     torch.manual_seed(0)
     made = MemGen(tiny_model(seed=1, tokenizer=TOKENIZER, width=32).double(), SIZES, DELIMITERS)
-    for model in (made.weaver.double(), made.trigger.double()):
+    for model in (made.weaver.double().eval(), made.trigger.double().eval()):
         for parameter in model.parameters():
             if parameter.requires_grad:
                 torch.nn.init.normal_(parameter, std=0.3)
@@ -73,15 +74,18 @@ class Alone:
         self.decisions: list[int] = []
         self.read = memgen.reasoner.get_input_embeddings()(torch.tensor(self.prompt))
 
-    def weave(self, first: int, count: int) -> None:
+    def weave(self) -> None:
         own = self.memgen.weaver.get_base_model()
-        queries = own.get_submodule(QUERIES)(torch.arange(first, first + count))
-        rows = torch.cat([self.read, queries])[None]
+        queries = own.get_submodule(QUERIES)(0 if not self.tokens else 1)
+        rows = torch.cat([own.get_submodule(READ)(self.read), queries])[None]
         states = last_hidden(self.memgen.weaver, inputs_embeds=rows)
-        self.read = torch.cat([self.read, own.get_submodule(PROJECTION)(states[-count:])])
+        self.read = torch.cat([self.read, own.get_submodule(WRITE)(states[-len(queries) :])])
 
     def decide(self) -> int:
-        if self.tokens[-1] not in DELIMITERS or self.decisions.count(WEAVE) == SIZES.augmentations:
+        if self.mode == "none":
+            return NO_DECISION
+        spent = self.decisions[1:].count(WEAVE)
+        if self.tokens and (self.tokens[-1] not in DELIMITERS or spent == SIZES.augmentations):
             return NO_DECISION
         if self.mode == "always":
             return WEAVE
@@ -89,9 +93,10 @@ class Alone:
         return int(self.memgen.trigger.get_base_model().get_submodule(HEAD)(states[-1]).argmax())
 
     def run(self) -> tuple[list[int], list[int]]:
-        if self.mode != "none":
-            self.weave(0, SIZES.prompt_latents)
         while len(self.tokens) < self.given.max_tokens and self.tokens[-1:] != [END]:
+            self.decisions.append(self.decide())
+            if self.decisions[-1] == WEAVE:
+                self.weave()
             logits = self.memgen.reasoner(inputs_embeds=self.read[None], use_cache=False).logits[0, -1]
             for token in set(self.prompt + self.tokens):
                 penalty = self.given.repetition_penalty
@@ -100,10 +105,6 @@ class Alone:
             self.tokens.append(token)
             embedding = self.memgen.reasoner.get_input_embeddings()(torch.tensor([token]))
             self.read = torch.cat([self.read, embedding])
-            none = self.mode == "none" or token == END
-            self.decisions.append(NO_DECISION if none else self.decide())
-            if self.decisions[-1] == WEAVE:
-                self.weave(SIZES.prompt_latents, SIZES.latents)
         return self.tokens, self.decisions
 
 
@@ -131,21 +132,69 @@ def test_a_group_differs_by_decisions_only(memgen: MemGen) -> None:
     by_decisions: dict[tuple[int, ...], set[tuple[int, ...]]] = {}
     for tokens, decisions in zip(found.tokens, found.decisions, strict=True):
         by_decisions.setdefault(tuple(decisions), set()).add(tuple(tokens))
-        assert decisions.count(WEAVE) <= SIZES.augmentations
+        assert decisions[1:].count(WEAVE) <= SIZES.augmentations
     assert all(len(tokens) == 1 for tokens in by_decisions.values())
     torch.manual_seed(3)
     assert generate(memgen, [PROMPTS[2]] * 8, settings(), "sample") == found
 
 
+def test_a_low_temperature_makes_the_likelier_choice(memgen: MemGen) -> None:
+    """The temperature is that of decisions."""
+    likelier = generate(memgen, PROMPTS, settings(), "argmax")
+    assert generate(memgen, PROMPTS, settings(temperature=1e-9), "sample") == likelier
+    torch.manual_seed(3)
+    assert generate(memgen, PROMPTS, settings(temperature=1e9), "sample") != likelier
+
+
+def test_rollouts_have_no_dropout(memgen: MemGen) -> None:
+    """Also between steps of a trainer, whose mode stays as it was."""
+    expected = generate(memgen, PROMPTS, settings(), "argmax")
+    memgen.weaver.train(), memgen.trigger.train()
+    assert generate(memgen, PROMPTS, settings(), "argmax") == expected
+    assert memgen.weaver.training
+    assert memgen.trigger.training
+    memgen.weaver.eval(), memgen.trigger.eval()
+
+
+def test_the_latents_are_those_of_the_authors_parts(memgen: MemGen) -> None:
+    """Normalized and scaled queries after the projected prefix; a projection of the last states."""
+    own = memgen.weaver.get_base_model()
+    queries, read, write = (
+        own.get_submodule(one).modules_to_save["default"] for one in (QUERIES, READ, WRITE)
+    )
+    prefix = memgen.embed(torch.tensor(PROMPTS[0]))
+    for part, at_prompt in enumerate((True, False)):
+        normalized = torch.nn.functional.layer_norm(
+            queries.vectors[part], (32,), queries.norms[part].weight, queries.norms[part].bias
+        )
+        rows = torch.cat([prefix @ read.weight.T + read.bias, normalized * queries.scales[part]])
+        states = last_hidden(memgen.weaver, inputs_embeds=rows[None])[-len(normalized) :]
+        expected = states @ write.weight.T + write.bias
+        torch.testing.assert_close(memgen.weave([prefix], at_prompt=at_prompt)[0], expected)
+
+
+def test_adapters_are_on_the_queries_and_values_of_attention() -> None:
+    """As the authors have them by default."""
+    made = MemGen(tiny_model(seed=2, tokenizer=TOKENIZER, width=32), MemorySettings(), DELIMITERS)
+    for model in (made.weaver, made.trigger):
+        adapters = model.peft_config["default"]
+        assert (adapters.r, adapters.lora_alpha, adapters.lora_dropout) == (16, 32, 0.1)
+        names = {
+            name.split(".lora_")[0].rpartition(".")[2]
+            for name, _ in model.named_parameters()
+            if ".lora_" in name
+        }
+        assert names == {"q_proj", "v_proj"}
+
+
 def test_nothing_is_asked_after_the_budget_and_after_the_end(memgen: MemGen) -> None:
-    """The trigger is asked after delimiters only, while augmentations are left."""
-    for tokens, decisions in zip(
-        *vars(generate(memgen, PROMPTS, settings(), "always")).values(), strict=True
-    ):
+    """The trigger is asked at the prompt's end, and after delimiters while augmentations are left."""
+    found = generate(memgen, PROMPTS, settings(), "always")
+    for tokens, decisions in zip(found.tokens, found.decisions, strict=True):
+        assert decisions[0] == WEAVE
         spent = 0
-        for token, decision in zip(tokens, decisions, strict=True):
-            asked = token in DELIMITERS and token != END and spent < SIZES.augmentations
-            assert (decision == WEAVE) == asked
+        for before, decision in zip(tokens, decisions[1:], strict=False):
+            assert (decision == WEAVE) == (before in DELIMITERS and spent < SIZES.augmentations)
             spent += decision == WEAVE
 
 

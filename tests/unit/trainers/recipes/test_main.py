@@ -12,7 +12,13 @@ from grpo_run.trainers.recipes.recipe import Recipe
 
 
 @pytest.mark.parametrize(
-    "words", [["arithmatic"], ["gsm8k", "--set", "data=/nowhere"], ["arithmetic", "--set", "seed"]]
+    "words",
+    [
+        ["arithmatic"],
+        ["gsm8k", "--set", "data=/nowhere"],
+        ["arithmetic", "--set", "seed"],
+        ["arithmetic", "--check", "--set", "grpo.num_generation=4"],
+    ],
 )
 def test_invalid_input_is_one_line_and_exit_code_2(
     words: list[str], capsys: pytest.CaptureFixture[str]
@@ -42,5 +48,7 @@ def test_the_recipe_is_passed_to_its_task(
     trained: list[Recipe] = []
     train: Callable[[Recipe], None] = trained.append
     monkeypatch.setattr(module, function, train)
-    main([name, "--set=seed=5", "--set", "grpo.learning_rate=1e-3"])
-    assert [(recipe.task, recipe.seed, recipe.grpo.learning_rate) for recipe in trained] == [(name, 5, 1e-3)]
+    main([name, "--set=seed=5", "--set", "grpo.learning_rate=1.0e-3"])
+    assert [(recipe.task, recipe.seed, recipe.grpo["learning_rate"]) for recipe in trained] == [
+        (name, 5, 1e-3)
+    ]

@@ -36,7 +36,7 @@ def test_tens_answers_are_seldom_correct() -> None:
 def test_answers_fit_the_completion_length() -> None:
     """The longest stepwise answer and its end token are not truncated."""
     longest = max(len(arithmetic.stepwise_answer(first, second)) for first, second in PAIRS)
-    assert longest + 1 <= load_recipe("arithmetic").grpo.max_completion_length
+    assert longest + 1 <= load_recipe("arithmetic").grpo["max_completion_length"]
 
 
 @pytest.mark.parametrize("make", [arithmetic.demonstrations, arithmetic.sums])
@@ -58,9 +58,10 @@ def test_two_ranks_stay_within_one_epoch() -> None:
     """The test uses the packaged settings."""
     recipe = load_recipe("arithmetic")
     assert recipe.sft is not None
-    assert recipe.sft.max_steps * recipe.sft.per_device_train_batch_size * 2 <= arithmetic.DEMONSTRATIONS
-    prompts_per_step = recipe.grpo.per_device_train_batch_size * 2 // recipe.grpo.num_generations
-    assert recipe.grpo.max_steps * prompts_per_step <= arithmetic.SUMS
+    sft, grpo = recipe.sft, recipe.grpo
+    assert sft["max_steps"] * sft["per_device_train_batch_size"] * 2 <= arithmetic.DEMONSTRATIONS
+    prompts_per_step = grpo["per_device_train_batch_size"] * 2 // grpo["num_generations"]
+    assert grpo["max_steps"] * prompts_per_step <= arithmetic.SUMS
 
 
 @pytest.mark.parametrize("chat", [False, True])

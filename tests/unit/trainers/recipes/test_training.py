@@ -6,34 +6,28 @@ from pathlib import Path
 
 import pytest
 import torch
-from trl import GRPOConfig, SFTConfig
+from trl import GRPOConfig
 
 from grpo_run.trainers.recipes import training
 from grpo_run.trainers.recipes.arithmetic import CHARACTERS, demonstrations
-from grpo_run.trainers.recipes.recipe import load_recipe
-from grpo_run.trainers.recipes.training import encoder, load_policy, shared_arguments
+from grpo_run.trainers.recipes.recipe import load_recipe, packaged_recipes
+from grpo_run.trainers.recipes.training import encoder, load_policy, trainer_arguments
 
 
-@pytest.mark.parametrize("name", ["arithmetic", "gsm8k"])
-def test_packaged_recipes_are_accepted_by_trl(name: str, tmp_path: Path) -> None:
-    """Without an accelerator they train on the CPU in full precision."""
+@pytest.mark.parametrize("name", packaged_recipes())
+def test_packaged_recipes_are_accepted(name: str, tmp_path: Path) -> None:
+    """By TRL's parser. Without an accelerator they train on the CPU in full precision."""
     recipe = load_recipe(name, [f"output_dir={tmp_path}"])
-    arguments = GRPOConfig(**shared_arguments(recipe, recipe.grpo, "grpo"))
+    training.check(recipe)
+    arguments = trainer_arguments(GRPOConfig, recipe, "grpo")
     assert arguments.output_dir == str(tmp_path / "grpo")
-    assert arguments.learning_rate == recipe.grpo.learning_rate
-    assert arguments.bf16 is (recipe.grpo.bf16 and torch.accelerator.is_available())
+    assert arguments.learning_rate == float(recipe.grpo["learning_rate"])
     assert arguments.use_cpu is not torch.accelerator.is_available()
-    if recipe.sft is not None:
-        assert SFTConfig(**shared_arguments(recipe, recipe.sft, "sft")).adam_beta2 == recipe.sft.adam_beta2
-
-
-def test_an_accelerator_is_used_as_the_recipe_specifies(monkeypatch: pytest.MonkeyPatch) -> None:
-    """bf16 and the device are not overridden."""
-    monkeypatch.setattr(training.torch.accelerator, "is_available", lambda: True)
-    recipe = load_recipe("gsm8k")
-    arguments = shared_arguments(recipe, recipe.grpo, "grpo")
-    assert arguments["bf16"] is True
-    assert "use_cpu" not in arguments
+    assert arguments.bf16 is (recipe.grpo.get("bf16", False) and torch.accelerator.is_available())
+    assert (arguments.gradient_checkpointing, arguments.logging_steps) == (
+        recipe.grpo.get("gradient_checkpointing", False),
+        1,
+    )
 
 
 def test_the_loss_covers_only_the_completion() -> None:
