@@ -36,14 +36,15 @@ def main(words: Sequence[str]) -> int:
         _line(upper[0], "Weaver, SFT: loss per token", experiment["weaver_loss"])
         _line(upper[1], "Trigger, GRPO: loss", experiment["trigger_loss"])
         _line(upper[2], "Trigger, GRPO: reward", experiment["reward"])
-        upper[1].yaxis.set_major_formatter("{x:.1g}")
+        upper[1].ticklabel_format(axis="y", style="sci", scilimits=(-2, 3))
         upper[2].set_ylim(0, 1.02)
         for axes in upper:
             axes.set_xlabel("step")
         _bars(lower[0], f"Accuracy on {experiment['problems']} problems", experiment["accuracy"])
         positions = enumerate(experiment["firing_by_position"], start=1)
-        _bars(lower[1], "Trained trigger: fires at", {str(place): rate for place, rate in positions})
-        lower[1].set_xlabel("delimiter of the completion, in order")
+        fired = {"prompt": experiment["firing_at_prompt"]} | {str(place): rate for place, rate in positions}
+        _bars(lower[1], "Trained trigger: fires at", fired)
+        lower[1].set_xlabel("the prompt's end, and delimiters of the completion in order")
         _bars(lower[2], "Trained trigger: fires after", experiment["firing_by_delimiter"])
         lower[2].set_xlabel("delimiter")
         figure.savefig(picture)

@@ -15,7 +15,14 @@ def tiny(characters: str, seed: int = 0) -> tuple[Qwen2ForCausalLM, PreTrainedTo
     backend.pre_tokenizer = pre_tokenizers.Split("", "isolated")
     backend.decoder = decoders.Fuse()  # without it, decoded characters are separated by spaces
     tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=backend, pad_token="<pad>", eos_token="<end>", padding_side="left"
+        tokenizer_object=backend,
+        pad_token="<pad>",
+        eos_token="<end>",
+        padding_side="left",
+        model_input_names=[
+            "input_ids",
+            "attention_mask",
+        ],  # transformers 4 adds types, which Qwen2 does not take
     )
     set_seed(seed)
     config = Qwen2Config(

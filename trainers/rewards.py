@@ -1,8 +1,10 @@
 """Reward functions for scripts to combine, and `whole_batch`, the mark of one that compares completions.
 
-    from grpo_run.trainers.rewards import answer_format, correct_answer, soft_overlong
+    from grpo_run.trainers.rewards import answer_format, correct_answer
+    from trl.rewards import get_soft_overlong_punishment
 
-    GRPOTrainer(reward_funcs=[correct_answer, answer_format, soft_overlong(512, cache=128)], ...)
+    overlong = get_soft_overlong_punishment(max_completion_len=512, soft_punish_cache=128)
+    GRPOTrainer(reward_funcs=[correct_answer, answer_format, overlong], ...)
 
 Each is a reward function of its own, so TRL logs it under its own name, and `reward_weights` weighs it. The
 reference answers are the data set's column `answer`. A completion is text, or a conversation whose last
@@ -32,9 +34,7 @@ __all__ = [
     "correct_answer",
     "correct_number",
     "final_answer",
-    "repetition",
     "short_completion",
-    "soft_overlong",
     "whole_batch",
     "xml_format",
 ]
@@ -133,42 +133,6 @@ def short_completion(max_tokens: int) -> RewardFunction:
         return [1 - min(len(ids), max_tokens) / max_tokens for ids in completion_ids]
 
     return short_completion
-
-
-def soft_overlong(max_tokens: int, *, cache: int) -> RewardFunction:
-    """Return DAPO's soft overlong punishment: 0 up to `max_tokens - cache`, then linearly to -1.
-
-    Equation 13 of Yu et al., "DAPO: An Open-Source LLM Reinforcement Learning System at Scale", 2025,
-    https://arxiv.org/abs/2503.14476, which has 20,480 and 4,096 tokens.
-
-    Args:
-        max_tokens: `max_completion_length` of the trainer.
-        cache: tokens over which the punishment grows.
-    """
-    assert 0 < cache <= max_tokens
-
-    def soft_overlong(completion_ids: Sequence[Sequence[int]], **columns: Any) -> list[float]:
-        return [max(-1.0, min(0.0, (max_tokens - cache - len(ids)) / cache)) for ids in completion_ids]
-
-    return soft_overlong
-
-
-def repetition(tokens: int = 4) -> RewardFunction:
-    """Return a function that is minus the share of repeated sequences of that many tokens: 0 to almost -1.
-
-    Tokens, not words, so that it also counts in scripts without spaces. A shorter completion gets 0.
-    """
-    assert tokens > 0
-
-    def repetition(completion_ids: Sequence[Sequence[int]], **columns: Any) -> list[float]:
-        scores = []
-        for ids in completion_ids:
-            found = len(ids) - tokens + 1
-            distinct = len({tuple(ids[at : at + tokens]) for at in range(found)})
-            scores.append(distinct / found - 1 if found > 0 else 0.0)
-        return scores
-
-    return repetition
 
 
 def _correct(

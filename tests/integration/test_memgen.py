@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,12 @@ from support.journal import read_records
 from support.references import plain_ranks
 from support.runs import BIN, SCRIPTS, Runs
 
+from grpo_run.trainers.memgen import load
+from grpo_run.trainers.memgen.generation import generate
+from grpo_run.trainers.memgen.model import WEAVE
+from grpo_run.trainers.memgen.saved import prompt_tokens
+from grpo_run.trainers.recipes import gsm8k
+from grpo_run.trainers.recipes.problems import read_problems
 from grpo_run.trainers.recipes.recipe import PACKAGED
 
 RANKS = str(SCRIPTS / "memgen_ranks.py")
@@ -37,16 +44,18 @@ def test_the_loop_without_votes_is_a_deadlock_that_is_proved(runs: Runs) -> None
 
 
 STAGES = ("weaver", "grpo")
-PROBLEMS = 24
+PROBLEMS, EPOCHS, ROWS = 24, 2, 4
+EVALUATED = 8
 SETTINGS = (
-    "model=tiny", "data=problems.jsonl", "output_dir=out", "weaver.max_steps=4", "weaver.save_steps=2",
-    "grpo.max_steps=6", "grpo.save_steps=2", "grpo.max_completion_length=12", "memgen.evaluation_problems=8",
-    "memgen.evaluation_batch_size=4",
+    "model=tiny", "data=.", "output_dir=out", "weaver.max_steps=-1", f"weaver.num_train_epochs={EPOCHS}",
+    f"weaver.per_device_train_batch_size={ROWS}", "weaver.save_steps=2",
+    "grpo.max_steps=6", "grpo.save_steps=2", "grpo.max_completion_length=12",
+    f"memgen.evaluation_problems={EVALUATED}", "memgen.evaluation_batch_size=4",
 )  # fmt: skip
 
 
 def problems(folder: Path) -> None:
-    """Write problems in GSM8K's form, whose answers have delimiters."""
+    """Write problems in GSM8K's form, whose answers have delimiters: as many to train on as to evaluate."""
     folder.mkdir(exist_ok=True)
     rows = [
         {
@@ -55,23 +64,26 @@ def problems(folder: Path) -> None:
         }
         for n in range(PROBLEMS)
     ]
-    (folder / "problems.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    for split in ("train", "test"):
+        (folder / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
 def results(folder: Path) -> dict[str, str]:
     """Digests of what a recipe leaves: the adapters of both models, and the evaluation's lines."""
     out = folder / "out"
-    files = [*(out / f"{name}-final" / "adapter_model.safetensors" for name in ("weaver", "trigger"))]
+    files = [*(out / "final" / name / "adapter_model.safetensors" for name in ("weaver", "trigger"))]
     return {str(file.relative_to(out)): hashlib.sha256(file.read_bytes()).hexdigest() for file in files} | {
         "evaluation": (out / "evaluation.jsonl").read_text()
     }
 
 
-def train(folder: Path, *options: str, settings: tuple[str, ...] = ()) -> list[dict[str, object]]:
-    """Train `memgen-gsm8k` on two ranks; return the journal."""
+def train(
+    folder: Path, *options: str, settings: tuple[str, ...] = (), ranks: int = 2
+) -> list[dict[str, object]]:
+    """Train `memgen-gsm8k`; return the journal."""
     problems(folder)
     command = [
-        str(BIN / "grpo-run"), "train", "memgen-gsm8k", "--nproc-per-node", "2", "--run-dir", "run",
+        str(BIN / "grpo-run"), "train", "memgen-gsm8k", "--nproc-per-node", str(ranks), "--run-dir", "run",
         "--metrics-addr", "off", *options,
         *(word for one in (*SETTINGS, *settings) for word in ("--set", one)),
     ]  # fmt: skip
@@ -96,6 +108,34 @@ def test_every_stage_of_a_recipe_goes_on_after_a_kill(tmp_path: Path) -> None:
     )  # fmt: skip
     assert [event["cause"] for event in journal if event["event"] == "incident"] == ["signal"] * 2
     assert results(ours) == results(plain)
+    assert steps_of_weaver(journal) == EPOCHS * PROBLEMS / (2 * ROWS)
+    check_loaded(ours / "out")
+
+
+def steps_of_weaver(journal: list[dict[str, object]]) -> int:
+    """The last step of the first training."""
+    steps = [one for one in journal if one["event"] == "step_logged" and one["train_call"] == 1]
+    return max(int(str(one["step"])) for one in steps)
+
+
+def check_loaded(output: Path) -> None:
+    """What is loaded answers as the evaluation on two ranks did."""
+    trained = load(output / "final")
+    lines = [json.loads(line) for line in (output / "evaluation.jsonl").read_text().splitlines()[1:]]
+    rows = [row for line in lines if line["variant"] == "trained" for row in line["rows"]]
+    asked = gsm8k.questions(read_problems(str(output.parent), "test"), chat=False)["prompt"][:EVALUATED]
+    prompts = [prompt_tokens(trained.tokenizer, prompt) for prompt in asked]
+    found = generate(trained.memgen, prompts, trained.generation, "argmax")
+    assert [row["tokens"] for row in rows] == [len(tokens) for tokens in found.tokens]
+    assert [row["prompt"] for row in rows] == [decisions[0] == WEAVE for decisions in found.decisions]
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("ranks", [1, 4])
+def test_an_epoch_is_an_epoch_on_any_number_of_ranks(tmp_path: Path, ranks: int) -> None:
+    """Each demonstration is seen twice."""
+    journal = train(tmp_path, ranks=ranks, settings=("grpo.max_steps=2",))
+    assert steps_of_weaver(journal) == math.ceil(EPOCHS * PROBLEMS / (ranks * ROWS))
 
 
 @pytest.mark.full

@@ -65,7 +65,7 @@ def test_a_recipe_killed_in_a_training_and_in_the_evaluation_ends_like_the_undis
     assert lines == evaluated(expected)
     for name in (
         "experiment.json",
-        *(f"{part}-final/adapter_model.safetensors" for part in ("weaver", "trigger")),
+        *(f"final/{part}/adapter_model.safetensors" for part in ("weaver", "trigger")),
     ):
         assert (output / name).read_bytes() == (expected / name).read_bytes(), name
 

@@ -37,7 +37,7 @@ def main() -> None:
     torch.manual_seed(0)
     sizes = MemorySettings(prompt_latents=2, latents=2, augmentations=2, lora_rank=2)
     memgen = MemGen(tiny_model(seed=0, tokenizer=tokenizer), sizes, range(2, 12, 2))
-    ends = range(len(tokenizer)) if rank == 0 else [tokenizer.eos_token_id]
+    ends = range(len(tokenizer)) if rank == 0 else []
     prompts = [tokenizer("abc")["input_ids"]]
 
     def tokens(*, sharded: bool) -> list[list[int]]:

@@ -152,7 +152,7 @@ def train(
         max_seconds=recipe.caps.max_time if recipe.caps else None,
     )
     if PartialState().is_main_process:
-        print(described(recipe, task, memgen, weaver_arguments, arguments), flush=True)
+        print(described(recipe, task, weaver_arguments, arguments), flush=True)
     weaver = WeaverTrainer(
         memgen,
         weaver_arguments,
@@ -191,11 +191,10 @@ def train(
         print(f"accuracy on {_evaluated(task, generation.max_tokens)}: {shown}", flush=True)
 
 
-def described(
-    recipe: Recipe, task: MemgenTask, memgen: MemGen, weaver: TrainingArguments, trigger: GRPOConfig
-) -> str:
+def described(recipe: Recipe, task: MemgenTask, weaver: TrainingArguments, trigger: GRPOConfig) -> str:
     """Return the configuration, a line for each part, with what the ranks together do in a step."""
-    sizes, completions = memgen.settings, trigger.max_completion_length
+    assert recipe.memgen is not None
+    sizes, completions = recipe.memgen, trigger.max_completion_length
     rows = weaver.per_device_train_batch_size * weaver.gradient_accumulation_steps * weaver.world_size
     return f"""\
 reasoner: {recipe.model}, frozen

@@ -19,9 +19,7 @@ from grpo_run.trainers.rewards import (
     correct_answer,
     correct_number,
     final_answer,
-    repetition,
     short_completion,
-    soft_overlong,
     xml_format,
 )
 
@@ -118,19 +116,11 @@ def test_a_reference_that_is_no_number_is_an_error() -> None:
 
 
 def test_lengths_are_rewarded_linearly() -> None:
-    """Soft overlong as in DAPO: free until the cache, -1 from the limit on."""
+    """Down to 0 from the limit on."""
     ids = [[0] * count for count in (0, 60, 80, 90, 100, 120)]
-    assert soft_overlong(100, cache=20)(completion_ids=ids, completions=[]) == [0, 0, 0, -0.5, -1, -1]
     assert short_completion(100)(completion_ids=ids, completions=[]) == pytest.approx(
         [1, 0.4, 0.2, 0.1, 0, 0]
     )
-
-
-def test_repeated_sequences_of_tokens_are_counted() -> None:
-    """Of 5 sequences of 2 tokens, 3 repeat others; short completions have none."""
-    score = repetition(2)
-    assert score(completion_ids=[[1, 1, 1, 1, 1, 1], [1, 2, 3], [1], []], completions=[]) == [-0.8, 0, 0, 0]
-    assert score(completion_ids=[[1, 2, 1, 2, 1, 2]], completions=[]) == pytest.approx([-0.6])
 
 
 @pytest.mark.parametrize(
@@ -152,8 +142,10 @@ def test_a_conversation_is_the_text_of_its_last_message(completion: Any, text: s
 
 def test_functions_are_logged_under_names_of_their_own() -> None:
     """TRL takes `__name__`."""
-    made = [xml_format("a"), short_completion(9), soft_overlong(9, cache=1), repetition()]
-    assert [one.__name__ for one in made] == ["xml_format", "short_completion", "soft_overlong", "repetition"]
+    assert [one.__name__ for one in (xml_format("a"), short_completion(9))] == [
+        "xml_format",
+        "short_completion",
+    ]
 
 
 HOSTILE = [
@@ -174,7 +166,6 @@ def test_time_is_linear_in_the_length(text: str) -> None:
         answer_format([mark + text])
         xml_format("think", "answer")([mark + text])
         correct_sum([mark + text], total=[1])
-    repetition()(completion_ids=[list(text.encode())])
     assert time.process_time() - started < 1.0
 
 
