@@ -13,6 +13,7 @@ from dataclasses import fields
 from typing import Any
 
 import torch
+import trl
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from transformers import Trainer
@@ -208,7 +209,10 @@ class TriggerTrainer(GRPOTrainer):  # type: ignore[misc]
         """Return log-probability and entropy of the decisions before each token, [B, C], from one forward
         pass.
         """
-        assert self._decisions is not None, "decisions are made in the rollout"
+        if self._decisions is None:
+            raise ConfigError(
+                f"TRL {trl.__version__} calls rollout_func with vLLM only; MemGen needs a newer release"
+            )
         logits = self._memgen.decision_logits(input_ids, attention_mask, trigger=model)
         logs = (logits[:, -logits_to_keep - 1 : -1].float() / self.temperature).log_softmax(-1)
         decisions = self._decisions.clamp(min=0)

@@ -68,11 +68,14 @@ def trainer_arguments(kind: type, recipe: Recipe, name: str, **fixed: Any) -> An
         # every parameter takes part in these losses, so the search would only cost time in each step
         "ddp_find_unused_parameters": False,
     }
+    known = [field.name for field in fields(kind)]
+    if "warmup_ratio" in known and 0 < float(values.get("warmup_steps") or 0) < 1:
+        values["warmup_ratio"] = values.pop("warmup_steps")  # before transformers 5
     parser = TrlParser(kind, exit_on_error=False, allow_abbrev=False)
     unknown = parser.set_defaults_with_config(**values)
     if unknown:
         key = unknown[0].lstrip("-")
-        hint = nearest(key, [field.name for field in fields(kind)])
+        hint = nearest(key, known)
         raise ConfigError(f"{name}: {kind.__name__} has no key {key!r}{hint}")
     # as words, because a parser does not check the types of its defaults
     words = [word for key, value in values.items() for word in _words(key, value)]
