@@ -36,15 +36,18 @@ def main(words: Sequence[str]) -> int:
         _line(upper[0], "Weaver, SFT: loss per token", experiment["weaver_loss"])
         _line(upper[1], "Trigger, GRPO: loss", experiment["trigger_loss"])
         _line(upper[2], "Trigger, GRPO: reward", experiment["reward"])
-        upper[1].ticklabel_format(axis="y", style="sci", scilimits=(-2, 3))
+        # advantages add up to 0, so rounding alone is left: without a scale it would look like a signal
+        bound = max(0.001, *(abs(loss) for _, loss in experiment["trigger_loss"]))
+        upper[1].set_ylim(-bound, bound)
+        upper[1].set_yticks([-bound, 0, bound])
         upper[2].set_ylim(0, 1.02)
         for axes in upper:
             axes.set_xlabel("step")
         _bars(lower[0], f"Accuracy on {experiment['problems']} problems", experiment["accuracy"])
         positions = enumerate(experiment["firing_by_position"], start=1)
-        fired = {"prompt": experiment["firing_at_prompt"]} | {str(place): rate for place, rate in positions}
+        fired = {"P": experiment["firing_at_prompt"]} | {str(place): rate for place, rate in positions}
         _bars(lower[1], "Trained trigger: fires at", fired)
-        lower[1].set_xlabel("the prompt's end, and delimiters of the completion in order")
+        lower[1].set_xlabel("P: the prompt's end; then the delimiters in order")
         _bars(lower[2], "Trained trigger: fires after", experiment["firing_by_delimiter"])
         lower[2].set_xlabel("delimiter")
         figure.savefig(picture)

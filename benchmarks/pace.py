@@ -76,7 +76,7 @@ def summarize(training: Training, steps: int, used: dict[int, dict[str, float]])
         steps: that it trained.
         used: its `usage` by step.
     """
-    part = min(PART_STEPS, steps // 3)
+    part = min(PART_STEPS, steps // 3 // TURN_STEPS * TURN_STEPS)
     # until the second turn both runs started, and in the last turn neither was stopped
     spans = {
         "first": (2 * TURN_STEPS, part),
