@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
+import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -55,7 +57,7 @@ def warm_process(monkeypatch: pytest.MonkeyPatch) -> None:
         program = [*command[:2], _script_process.__file__, *command[4:]]
         return warm.start(program, cwd=Path.cwd(), environment=env, stdout=stdout, cold=False)
 
-    monkeypatch.setattr(reading.subprocess, "Popen", start)
+    monkeypatch.setattr(reading, "subprocess", SimpleNamespace(**{**vars(subprocess), "Popen": start}))
 
 
 @pytest.fixture
