@@ -165,7 +165,8 @@ def train(
         memgen,
         generation,
         reward_funcs=[task.reward],
-        args=arguments,
+        # made anew: a second trainer with DeepSpeed needs arguments that were made after the first one
+        args=trainer_arguments(GRPOConfig, recipe, "grpo"),
         train_dataset=task.problems,
         processing_class=tokenizer,
     )
