@@ -63,8 +63,8 @@ def copied(work: Path) -> tuple[Path, dict[str, str]]:
     """
     copy = work / "copy"
     ignored = shutil.ignore_patterns(
-        ".git", ".venv", "build", "runs", "runs-output", "__pycache__", "demo-out"
-    )
+        ".git", ".venv", "build", "runs", "runs-output", "__pycache__", "demo-out", "grpo_run"
+    )  # `grpo_run` is what an editable installation leaves: it would be imported in place of the copy
     shutil.copytree(REPOSITORY, copy, ignore=ignored)
     package = copy / "build" / "mutated" / "grpo_run"
     package.mkdir(parents=True)
@@ -86,6 +86,11 @@ def mutate(
     config, session = work / f"{name}.toml", work / f"{name}.sqlite"
     command = [*PYTEST, MODULES[module]]
     subprocess.run(command, cwd=copy, env=environment, check=True, capture_output=True)  # it passes without
+    text = (copy / module).read_text()
+    (copy / module).write_text("raise AssertionError")
+    if subprocess.run(command, cwd=copy, env=environment, check=False, capture_output=True).returncode == 0:
+        raise AssertionError(f"the tests of {module} import another copy of it")
+    (copy / module).write_text(text)
     config.write_text(
         f"[cosmic-ray]\nmodule-path = {json.dumps(module)}\ntimeout = {MUTANT_SECONDS}\n"
         f"excluded-modules = []\ntest-command = {json.dumps(shlex.join(command))}\n"
