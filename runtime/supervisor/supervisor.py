@@ -127,7 +127,9 @@ class Supervisor:
         )
         self.stop = StopRequest(config.timeouts, self.history)
         self._host = HostWatch(run, config, self._drains, self._reporter, self.history, self.stop)
-        self._advice = Advice(functools.partial(read_facts, run.path), functools.partial(self.warn, None))
+        self._advice = Advice(
+            functools.partial(read_facts, run.path), self.history.advice, self._reporter.advise
+        )
         self._no_trainer = NoTrainerWatch(self.lifecycle, self._reporter, self.history)
         self._outcome = RunOutcome(
             config, run.incidents, live=self._live, reporter=self._reporter, lifecycle=self.lifecycle,
@@ -274,6 +276,7 @@ class Supervisor:
             self.request_stop(reason)
         slots = self.attempt.read_slots(self.board)
         self.attempt.timeline.record(slots, self._polled_at)
+        self._advice.polled(self.detector.awaited, len(slots), self._polled_at)
         self._write_commit(slots)
         self._host.poll(self.attempt, self.board, slots, self._polled_at)
         self._live.read_ranks()
@@ -385,7 +388,7 @@ class Supervisor:
             self._reporter.warn_once(retried[0], "retried allocations", retried[1])
         for feature in self.features:
             feature.committed(self._read_memory)
-        self._advice.committed(slots, self._read_memory)
+        self._advice.committed(self._polled_at, self._read_memory)
 
     def _read_memory(self) -> dict[int, RankMemory]:
         return self.attempt.read_memory(self.board)

@@ -270,7 +270,7 @@ def _grew_with(phase: str, base: Block, block: Block) -> tuple[str, ...]:
 
 
 def rises(window: Sequence[float], base: float, grown: float) -> bool:
-    """Whether costs have come to `grown` times the base, and rise in all quarters of a window, not at once."""
+    """Whether costs are `grown` times the base, and rise in all quarters of a window, not at once."""
     quarters = _parts(window, 4)
     if quarters[3] < grown * base:
         return False

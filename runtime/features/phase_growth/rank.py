@@ -138,7 +138,7 @@ class GrowthMeter:
 
     def _add_block(self, watch: GrowthWatch, step: int) -> None:
         block = self._block(step, watch.view.block_steps)
-        place = {"rank": 0, "step": step, "train_call": self._slot.train_call}
+        place: dict[str, Any] = {"rank": 0, "step": step, "train_call": self._slot.train_call}
         if watch.view is LATER:
             costs = {name: round(seconds, 6) for name, seconds in block.seconds.items()}
             self._session.journal.write(PhaseCosts(seconds=costs, **place))
@@ -176,7 +176,7 @@ class GrowthMeter:
     def _counts(self) -> tuple[dict[str, float], str]:
         hooks = [torch_names.count_hooks(one) for _, one in self._hooked]
         most = max(range(len(hooks)), key=hooks.__getitem__, default=0)
-        counts = {
+        counts: dict[str, float] = {
             "hooks": sum(hooks),
             "threads": len(os.listdir("/proc/self/task")),
             "descriptors": len(os.listdir("/proc/self/fd")),
