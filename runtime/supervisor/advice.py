@@ -31,7 +31,8 @@ UNEVEN = 0.3
 of each that counts."""
 LAST_STEPS, UNEVEN_STEPS = 50, 8
 """Steps that are looked at, and how many of them must count: compilation, or a pause, makes fewer of them
-long."""
+long. In one that counts ranks wait for `SHORTEST_WAIT_SECONDS` at least: a busy machine makes short ones
+uneven."""
 LONGEST_POLL_SECONDS = 2.0
 """More time between two polls was not observed."""
 SAME_RANK = 0.8
@@ -78,35 +79,46 @@ def larger_batch(facts: MemoryFacts, peak_bytes: int, capacity_bytes: int) -> st
 class Waits:
     """How long the ranks of one attempt have waited for one another in its last steps.
 
-    Waits of less than `SHORTEST_WAIT_SECONDS` are not seen.
+    Waits in C++ or on a device are seen from `SHORTEST_WAIT_SECONDS` on.
     """
 
     def __init__(self) -> None:
         self._steps: deque[tuple[float, Mapping[tuple[int, Phase], float]]] = deque(maxlen=LAST_STEPS)
         """Of each step its seconds, and what the others waited on average, by the rank and its phase."""
         self._waited: defaultdict[tuple[int, Phase], float] = defaultdict(float)
-        self._waiting = False
+        self._logged = self._was_awaited = False
         self._polled_at = 0.0
         self._committed_at: float | None = None
         self.expected: Collection[Phase] = ()
         """Phases in which one rank works for all."""
 
-    def polled(self, awaited: AwaitedRank | None, ranks: int, now: float) -> None:
+    def polled(
+        self,
+        phases: Mapping[int, Phase | None],
+        waiting: Collection[int],
+        awaited: AwaitedRank | None,
+        now: float,
+    ) -> None:
         """See whether ranks wait.
 
         Args:
-            awaited: the rank that they wait for.
-            ranks: how many there are.
+            phases: of all ranks.
+            waiting: those that wait in a collective, by their logs.
+            awaited: who is waited for, as of the last check, if the logs do not show it.
             now: monotonic seconds.
         """
         seconds, self._polled_at = min(now - self._polled_at, LONGEST_POLL_SECONDS), now
-        if awaited is None or not awaited.waiters or awaited.phase not in REMEDIES.keys() - self.expected:
-            self._waiting = False
-            return
-        if not self._waiting:
-            seconds += SHORTEST_WAIT_SECONDS  # it is seen only after that
-        self._waiting = True
-        self._waited[awaited.rank, awaited.phase] += seconds * len(awaited.waiters) / (ranks - 1)
+        late = [(rank, phase) for rank, phase in phases.items() if rank not in waiting]
+        # what the logs have shown has ended when they do not show it any more
+        self._logged = bool(waiting) or (self._logged and awaited is not None)
+        if not self._logged and awaited is not None:
+            waiting, late = awaited.waiters, [(awaited.rank, awaited.phase)]
+            if not self._was_awaited:
+                seconds += SHORTEST_WAIT_SECONDS  # it is seen only after that
+        self._was_awaited = awaited is not None
+        for rank, phase in late if waiting else ():
+            if phase in REMEDIES and phase not in self.expected:
+                self._waited[rank, phase] += seconds * len(waiting) / (len(phases) - 1) / len(late)
 
     def committed(self, now: float) -> None:
         """A step has ended. The first one of an attempt does not count: it includes compilation."""
@@ -117,7 +129,11 @@ class Waits:
     @property
     def sentence(self) -> str | None:
         """What is told if ranks wait for long; None if they do not."""
-        uneven = [waits for seconds, waits in self._steps if sum(waits.values()) >= UNEVEN * seconds]
+        uneven = [
+            waits
+            for seconds, waits in self._steps
+            if sum(waits.values()) >= max(SHORTEST_WAIT_SECONDS, UNEVEN * seconds)
+        ]
         total = sum(seconds for seconds, _ in self._steps)
         waited: defaultdict[int, float] = defaultdict(float)
         phases: defaultdict[Phase, float] = defaultdict(float)
@@ -159,11 +175,8 @@ class Advice:
     def begin_attempt(self) -> None:
         """Ranks begin anew."""
         self._commits = 0
-        self._waits = Waits()
-
-    def polled(self, awaited: AwaitedRank | None, ranks: int, now: float) -> None:
-        """Several times a second; see `Waits.polled`."""
-        self._waits.polled(awaited, ranks, now)
+        self.waits = Waits()
+        """Is told at each poll who waits."""
 
     def committed(self, now: float, read_memory: Callable[[], Mapping[int, RankMemory]]) -> None:
         """A step has been committed.
@@ -175,10 +188,10 @@ class Advice:
         self._commits += 1
         facts = self._facts() if self._commits in (1, STEADY_COMMITS) else None
         if facts is not None and facts.generates == "vllm_server":
-            self._waits.expected = (Phase.generate,)
-        self._waits.committed(now)
+            self.waits.expected = (Phase.generate,)
+        self.waits.committed(now)
         if "balance" not in self._said:
-            self._say_once("balance", self._waits.sentence)
+            self._say_once("balance", self.waits.sentence)
         if self._commits == STEADY_COMMITS and facts is not None:
             memory = [one for one in read_memory().values() if one.has_device and one.capacity_bytes]
             if memory:

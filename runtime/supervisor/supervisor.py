@@ -276,7 +276,6 @@ class Supervisor:
             self.request_stop(reason)
         slots = self.attempt.read_slots(self.board)
         self.attempt.timeline.record(slots, self._polled_at)
-        self._advice.polled(self.detector.awaited, len(slots), self._polled_at)
         self._write_commit(slots)
         self._host.poll(self.attempt, self.board, slots, self._polled_at)
         self._live.read_ranks()
@@ -402,6 +401,10 @@ class Supervisor:
             self.stop.signal(ranks, time.monotonic())
             return Directive.monitor
         finding = self._hangs.poll(slots)
+        phases = {rank: slot.phase if slot is not None else None for rank, slot in slots.items()}
+        self._advice.waits.polled(
+            phases, self.detector.waiting(slots), self.detector.awaited, self._polled_at
+        )
         return Directive.monitor if finding is None else self._handle_fault(ranks, slots, finding)
 
     def _report_slow_stop(self, ranks: RankGroup) -> None:

@@ -11,7 +11,7 @@ Pure; fed by `rank.py`. Never a fault: it is only said.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from statistics import fmean, median
@@ -229,21 +229,21 @@ def _joined(blocks: Sequence[_Costs]) -> _Costs:
     return _Costs(last_step=blocks[-1].last_step, seconds=seconds)
 
 
-def _median_block(blocks: Sequence[Block]) -> Block:
-    def medians(field: str) -> dict[str, float]:
-        names = {name for one in blocks for name in getattr(one, field)}
-        return {
-            name: median(getattr(one, field)[name] for one in blocks if name in getattr(one, field))
-            for name in names
-        }
+def medians(values: Iterable[Mapping[str, float]]) -> dict[str, float]:
+    """Return the median of each name over the mappings that have it."""
+    listed = list(values)
+    names = {name for one in listed for name in one}
+    return {name: median(one[name] for one in listed if name in one) for name in names}
 
+
+def _median_block(blocks: Sequence[Block]) -> Block:
     return Block(
         last_step=blocks[-1].last_step,
-        seconds=medians("seconds"),
-        shares=medians("shares"),
+        seconds=medians(one.seconds for one in blocks),
+        shares=medians(one.shares for one in blocks),
         work=[fmean(kind) for kind in zip(*(one.work for one in blocks), strict=True)],
-        functions=medians("functions"),
-        counts=medians("counts"),
+        functions=medians(one.functions for one in blocks),
+        counts=medians(one.counts for one in blocks),
     )
 
 

@@ -52,12 +52,17 @@ Step = Sequence[float]
 
 
 class Clock:
-    """Steps of ranks, as the supervisor sees them: at each poll, the rank that works longest once others have
-    waited for some seconds.
+    """Steps of ranks, as the supervisor sees them at each poll: who waits by the logs, or else the rank that
+    works longest, once others have waited for some seconds.
+
+    Args:
+        logged: waits are in the logs, not in C++ or on a device.
     """
 
-    def __init__(self, advice: Advice | Waits) -> None:
+    def __init__(self, advice: Advice | Waits, *, logged: bool = True) -> None:
         self.advice = advice
+        self.waits = advice if isinstance(advice, Waits) else advice.waits
+        self.logged = logged
         self.now = 100.0
         self.sentence: str | None = None
         self.told_at: int | None = None
@@ -74,16 +79,22 @@ class Clock:
             began, longest = self.now, max(works)
             while self.now < began + longest + common_seconds:
                 self.now += POLL_SECONDS
+                least = 0.2 if self.logged else SHORTEST_WAIT_SECONDS
                 waiters = tuple(
                     rank
                     for rank, seconds in enumerate(works)
-                    if seconds + SHORTEST_WAIT_SECONDS <= self.now - began < longest
+                    if seconds + least <= self.now - began < longest
                 )
                 awaited = AwaitedRank(
                     rank=works.index(longest), phase=phase, since_seconds=began, deadline_at_seconds=1e9,
                     busy=True, waiters=waiters,
                 )  # fmt: skip
-                self.advice.polled(awaited if waiters else None, len(works), self.now)
+                self.waits.polled(
+                    dict.fromkeys(range(len(works)), phase),
+                    waiters if self.logged else (),
+                    awaited if waiters and not self.logged else None,
+                    self.now,
+                )
             if isinstance(self.advice, Waits):
                 self.advice.committed(self.now)
                 if self.sentence is None and self.advice.sentence is not None:
@@ -95,13 +106,13 @@ class Clock:
 
 def test_a_rank_that_is_always_the_longest_is_named_after_eight_steps() -> None:
     """Steps 1 to 4 are even."""
-    clock = Clock(Waits())
+    clock = Clock(Waits(), logged=False)
     text = clock.steps([(1, 1)] * 4 + [(1, 12)] * 20)
     assert clock.told_at == 12
     assert text == (
         "ranks wait for one another in generate, 11 s in 8 of the last 11 steps, 86% of their time: the"
-        " others wait for rank 1. To change that, shuffle the data set, sort or bucket it by length, or cap the"
-        " completions (max_completion_length, `--generation`), or find out why this rank is slower"
+        " others wait for rank 1. To change that, shuffle the data set, sort or bucket it by length, or cap"
+        " the completions (max_completion_length, `--generation`), or find out why this rank is slower"
     )
 
 
@@ -124,9 +135,10 @@ UNEVEN: dict[str, tuple[list[Step], Phase]] = {
 
 
 @pytest.mark.parametrize("how", UNEVEN)
-def test_ranks_that_wait_are_told(how: str) -> None:
+@pytest.mark.parametrize("logged", [True, False])
+def test_ranks_that_wait_are_told(how: str, logged: bool) -> None:
     steps, phase = UNEVEN[how]
-    text = Clock(Waits()).steps(steps, phase)
+    text = Clock(Waits(), logged=logged).steps(steps, phase)
     assert text is not None
     assert text.startswith(f"ranks wait for one another in {phase.name}, ")
 
@@ -157,9 +169,48 @@ EVEN: dict[str, tuple[list[Step], Phase]] = {
 
 
 @pytest.mark.parametrize("why", EVEN)
-def test_usual_differences_are_not_told(why: str) -> None:
+@pytest.mark.parametrize("logged", [True, False])
+def test_usual_differences_are_not_told(why: str, logged: bool) -> None:
     steps, phase = EVEN[why]
-    assert Clock(Waits()).steps(steps, phase) is None
+    assert Clock(Waits(), logged=logged).steps(steps, phase) is None
+
+
+def test_waits_in_each_part_of_an_accumulated_step_are_told() -> None:
+    """Four of a second, after which the logs show for a moment that nobody waits."""
+    waits, now = Waits(), 0.0
+    for poll in range(20 * 16):
+        now += POLL_SECONDS
+        waits.polled(dict.fromkeys((0, 1), Phase.forward_backward), (0,) if poll % 4 else (), None, now)
+        if poll % 16 == 0:
+            waits.committed(now)
+    assert waits.sentence is not None
+    assert waits.sentence.startswith(
+        "ranks wait for one another in forward_backward, 4 s in 19 of the last 19"
+    )
+
+
+def test_the_only_rank_of_a_run_waits_for_nobody() -> None:
+    assert Clock(Waits()).steps([(12,)] * 20) is None
+    assert Clock(Waits(), logged=False).steps([(12,)] * 20) is None
+
+
+def test_a_wait_that_the_logs_have_shown_ends_with_them() -> None:
+    """The last check of who is awaited is up to a second old: a quarter of a step stays one."""
+    waits = Waits()
+    awaited = AwaitedRank(
+        rank=1, phase=Phase.generate, since_seconds=0, deadline_at_seconds=1e9, busy=True, waiters=(0,)
+    )
+    for poll in range(800):  # of 12 s, the logs show a wait for 3 s, and the check for another second
+        part = poll % 40
+        waits.polled(
+            dict.fromkeys((0, 1), Phase.generate),
+            (0,) if 10 <= part < 20 else (),
+            awaited if 17 <= part < 24 else None,
+            POLL_SECONDS * poll,
+        )
+        if part == 39:
+            waits.committed(POLL_SECONDS * poll)
+    assert waits.sentence is None
 
 
 def test_a_pause_of_the_supervisor_is_no_wait() -> None:
