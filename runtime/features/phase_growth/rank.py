@@ -12,15 +12,21 @@ import os
 import sys
 import time
 from collections import defaultdict, deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from statistics import median
 from typing import Any, NamedTuple
 
 import msgspec
 
 from grpo_run.runtime.board.slot_writer import SlotWriter
-from grpo_run.runtime.features.phase_growth._watch import CONTROL_PHASES, LATER, SOON, Block, GrowthWatch
+from grpo_run.runtime.features.phase_growth._watch import (
+    CONTROL_PHASES,
+    LATER,
+    SOON,
+    Block,
+    GrowthWatch,
+    medians,
+)
 from grpo_run.runtime.history.events import PhaseCosts
 from grpo_run.runtime.rank.points import CallPoints, RankFeature
 from grpo_run.runtime.rank.session import Session
@@ -153,18 +159,16 @@ class GrowthMeter:
         passes, tokens, context, generated, rewarded = (
             now - then for now, then in zip(last.work, before.work, strict=True)
         )
-        seconds = _by_name(one.seconds for one in block)
+        seconds = medians(one.seconds for one in block)
         counts, most_hooks = self._counts()
         collected = last.collection_seconds - before.collection_seconds
         return Block(
             last_step=step,
-            seconds={name: median(values) for name, values in seconds.items()},
-            shares={name: len(values) / steps for name, values in seconds.items()},
+            seconds=seconds,
+            shares={name: sum(name in one.seconds for one in block) / steps for name in seconds},
             # attention costs as many tokens as come before, of which rollouts show only the mean
             work=(passes, tokens, context, generated, generated**2 / max(1, rewarded), rewarded),
-            functions={
-                name: median(values) for name, values in _by_name(one.functions for one in block).items()
-            },
+            functions=medians(one.functions for one in block),
             counts=counts | {"collection": collected / max(1e-9, last.ended_at - before.ended_at)},
             most_hooks=most_hooks,
         )
@@ -184,14 +188,6 @@ class GrowthMeter:
             "log": len(self._trainer.state.log_history),
         }
         return counts, self._hooked[most][0] or type(self._hooked[most][1]).__name__
-
-
-def _by_name(steps: Iterable[Mapping[str, float]]) -> dict[str, list[float]]:
-    values: defaultdict[str, list[float]] = defaultdict(list)
-    for step in steps:
-        for name, seconds in step.items():
-            values[name].append(seconds)
-    return values
 
 
 class PhaseGrowthPart(RankFeature):
