@@ -70,6 +70,12 @@ class WarningGiven(Event, kw_only=True, tag="warning"):
     shown: bool = False
 
 
+class AdviceGiven(WarningGiven, kw_only=True, tag="advice"):
+    """What the user could change so that a healthy run takes less time; once in a run for each subject."""
+
+    subject: str
+
+
 class Suspicion(Event, kw_only=True):
     """A possible fault is being confirmed."""
 

@@ -17,6 +17,7 @@ from grpo_run.runtime.errors import EXIT_FINISHED, EXIT_GAVE_UP, EXIT_STOPPED
 from grpo_run.runtime.event import Event, EventDecoder, Unread
 from grpo_run.runtime.history.events import (
     ActionChosen,
+    AdviceGiven,
     AttemptEnded,
     AttemptStarted,
     CheckpointFailed,
@@ -154,6 +155,8 @@ class History:
     exit_code: int | None = None
     sentence: str = ""
     warnings: int = 0
+    advice: dict[str, str] = field(default_factory=dict)
+    """What the user was told to change so that the run takes less time, by subject."""
     reward: float | None = None
     loss: float | None = None
     best_position: tuple[int, int] = (0, 0)
@@ -257,6 +260,8 @@ class History:
                 self.fresh_because = event.reason
             case WarningGiven():
                 self.warnings += 1
+                if isinstance(event, AdviceGiven):
+                    self.advice[event.subject] = event.text
             case RankStarted():
                 self.calls.apply_rank_started(event)
             case RankCompleted():
@@ -333,8 +338,8 @@ class History:
         return [sentence for part in self.parts for sentence in part.ended()]
 
     def pace(self) -> list[str]:
-        """Return what features say of the pace of the run."""
-        return [sentence for part in self.parts for sentence in part.pace()]
+        """Return what is said of the pace of the run: advice, and what features say."""
+        return [*self.advice.values(), *(sentence for part in self.parts for sentence in part.pace())]
 
     def _run_started(self, event: RunStarted) -> None:
         self.run_id = event.run or self.run_id
@@ -518,7 +523,7 @@ def _known(value: int | None) -> int:
 
 
 EVENTS: tuple[type[Event], ...] = (
-    RunStarted, RunEnded, StateChanged, StopRequested, WarningGiven, FreshInterpreters,
+    RunStarted, RunEnded, StateChanged, StopRequested, WarningGiven, AdviceGiven, FreshInterpreters,
     AttemptStarted, AttemptEnded, RankStarted, RankCompleted, RankCounted,
     TrainStarted, TrainEnded, TrainRestored, LoopLeft, ResumeChosen, ResumeMissed, RolledBack,
     StepCommitted, StepLogged, PhaseLearned, PhaseCosts,

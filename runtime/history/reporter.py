@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from grpo_run.runtime.event import AnyEvent, Event
-from grpo_run.runtime.history.events import WarningGiven
+from grpo_run.runtime.history.events import AdviceGiven, WarningGiven
 from grpo_run.runtime.history.history import History, HistoryPart
 from grpo_run.runtime.history.journal import Journal, JournalReader
 
@@ -107,6 +107,11 @@ class Reporter:
     def warn(self, rank: int | None, text: str) -> None:
         """Show a warning and append it to the journal."""
         self.write(WarningGiven(rank=rank, text=text))
+        self.notify(text)
+
+    def advise(self, subject: str, text: str) -> None:
+        """Show an advice and append it to the journal, from which status and reports repeat it."""
+        self.write(AdviceGiven(subject=subject, text=text))
         self.notify(text)
 
     def warn_once(self, rank: int, subject: str, text: str) -> None:

@@ -127,7 +127,9 @@ class Supervisor:
         )
         self.stop = StopRequest(config.timeouts, self.history)
         self._host = HostWatch(run, config, self._drains, self._reporter, self.history, self.stop)
-        self._advice = Advice(functools.partial(read_facts, run.path), functools.partial(self.warn, None))
+        self._advice = Advice(
+            functools.partial(read_facts, run.path), self.history.advice, self._reporter.advise
+        )
         self._no_trainer = NoTrainerWatch(self.lifecycle, self._reporter, self.history)
         self._outcome = RunOutcome(
             config, run.incidents, live=self._live, reporter=self._reporter, lifecycle=self.lifecycle,
@@ -385,7 +387,7 @@ class Supervisor:
             self._reporter.warn_once(retried[0], "retried allocations", retried[1])
         for feature in self.features:
             feature.committed(self._read_memory)
-        self._advice.committed(slots, self._read_memory)
+        self._advice.committed(self._polled_at, self._read_memory)
 
     def _read_memory(self) -> dict[int, RankMemory]:
         return self.attempt.read_memory(self.board)
@@ -399,6 +401,10 @@ class Supervisor:
             self.stop.signal(ranks, time.monotonic())
             return Directive.monitor
         finding = self._hangs.poll(slots)
+        phases = {rank: slot.phase if slot is not None else None for rank, slot in slots.items()}
+        self._advice.waits.polled(
+            phases, self.detector.waiting(slots), self.detector.awaited, self._polled_at
+        )
         return Directive.monitor if finding is None else self._handle_fault(ranks, slots, finding)
 
     def _report_slow_stop(self, ranks: RankGroup) -> None:

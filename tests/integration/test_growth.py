@@ -8,8 +8,8 @@ from support.runs import SCRIPTS, Run, Runs
 from grpo_run.runtime.history.run_directory import RunDirectory
 from grpo_run.runtime.launching.reading import run_reader
 
-STEPS = 160
-"""The first step, 10 that are compared with, 16 blocks of 5 that must rise, and more on a busy machine."""
+STEPS = 200
+"""The first step, 30 that are compared with, 120 that must rise, and more on a busy machine."""
 PARTS = {
     "hooks": ("", "hooks of the model, from "),
     "callback": ("Grows.on_step_end", "log history"),
@@ -36,7 +36,7 @@ def test_the_part_that_gets_slower_is_named(runs: Runs, part: str) -> None:
     assert found
     assert len(found) == len(run.events("growth_found"))
     growth = found[phase] if phase else next(iter(found.values()))
-    assert growth["factor"] >= 1.3
+    assert growth["factor"] >= 2
     assert 0 < growth["since_step"] < STEPS
     assert text in " ".join(growth["grew"])
     assert growth["sentence"] in run.printed()
@@ -46,7 +46,7 @@ def test_the_part_that_gets_slower_is_named(runs: Runs, part: str) -> None:
 
 
 def test_nothing_is_said_of_a_script_that_stays_as_fast(runs: Runs) -> None:
-    """With the same short blocks."""
+    """In as many steps."""
     assert _trained(runs, "none").events("growth_found") == []
 
 

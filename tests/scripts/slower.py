@@ -1,7 +1,6 @@
 """A GRPO script of which one part gets slower with every step.
 
-`--part` is one of: hooks, callback, reward, threads, cache, dataset, none. Blocks of steps are short, so that
-a short run shows what a long one would.
+`--part` is one of: hooks, callback, reward, threads, cache, dataset, none.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ import tiny
 import torch
 from transformers import TrainerCallback
 
-SECONDS = 0.0005
+SECONDS = 0.0004
 """What each step adds."""
 HOOKS_PER_STEP = 4
 
@@ -42,7 +41,7 @@ class Grows(TrainerCallback):
         if self._part == "hooks":
             for _ in range(HOOKS_PER_STEP):
                 self.model.model.embed_tokens.register_forward_hook(
-                    lambda module, inputs, output: wait(SECONDS / HOOKS_PER_STEP / 4)
+                    lambda module, inputs, output: wait(SECONDS / HOOKS_PER_STEP / 2)
                 )
         elif self._part == "threads":
             threading.Thread(target=time.sleep, args=(600,), daemon=True).start()
@@ -67,14 +66,7 @@ def slow_row(batch: dict[str, Any]) -> dict[str, Any]:
 def main() -> None:
     parser = tiny.rollout_parser(__doc__)
     parser.add_argument("--part", default="none", help="what gets slower")
-    parser.add_argument("--block-steps", type=int, default=5, help="steps of a block")
     arguments = parser.parse_args()
-    try:
-        from grpo_run.runtime.features.phase_growth import rank as growth
-    except ImportError:
-        pass  # under another launcher
-    else:
-        growth.BLOCK_STEPS = arguments.block_steps
     torch.set_num_threads(1)
     kept: list[torch.Tensor] = []
 

@@ -62,9 +62,13 @@ def find_awaited_rank(
     """
     waiting, still = observed.waiting, observed.still
     watched = {rank: slot for rank, slot in observed.slots.items() if slot is not None and slot.runs_script}
-    # a rank of which it is unknown whether it waits is in a backward pass: named neither way on its own
+    # a rank of which it is unknown whether it waits is in a backward pass, or was in a collective on a device
+    # last: named neither way on its own, unless it goes on generating
     own_work = [
-        rank for rank, slot in watched.items() if waiting.get(rank) is False and slot.phase is not Phase.vote
+        rank
+        for rank, slot in watched.items()
+        if (waiting.get(rank) is False and slot.phase is not Phase.vote)
+        or (rank not in waiting and slot.phase is Phase.generate and still.get(rank, 1.0) < 1.0)
     ]
     if len(own_work) == len(watched) > 1:
         # no record tells who waits; next to ranks that do nothing, those that work are waited for

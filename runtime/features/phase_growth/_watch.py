@@ -4,13 +4,14 @@ Steps are given in blocks of equal length. A phase is compared with what it cost
 tokens and forward passes, also per token of context, because attention costs more with length. What makes
 all phases slower, such as another job on the machine, is divided out. The rise must go on over a window of
 blocks: a step to another level is not growth, and neither is a phase that has become slower and stays so.
+Two views look at the same steps: one soon sees what doubles, the other later what grows by less.
 Pure; fed by `rank.py`. Never a fault: it is only said.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from statistics import fmean, median
@@ -21,18 +22,18 @@ from grpo_run.watchdog.text import duration_text, join_words
 CONTROL_PHASES = ("data", "generate", "score", "reward", "forward_backward", "optimizer")
 """Phases that show the speed of the machine. What callbacks do is the script's own choice."""
 GROWN = 1.3
-"""A phase has grown if it costs so many times what it did."""
-BASE_BLOCKS, MOST_BASE_BLOCKS = 2, 20
-"""The first tenth of the steps is what later ones are compared with: at least and at most so many blocks."""
-FEWEST_BLOCKS, MOST_BLOCKS = 16, 64
-"""Blocks of a window. If there are more in all, pairs are joined."""
+"""A count, or a reward function, has grown with a phase if it is so many times what it was."""
 QUARTER_PART = 0.1
 """The part of the whole growth that comes in each quarter of a window, at least."""
 NOISE = 10.0
 """What comes in each quarter, at least, in median differences of one block from the next, divided by the root
 of their number: three standard deviations."""
-NOTICEABLE = 0.02
-"""Part of a step that a growth takes, at least."""
+MOST_AT_ONCE = 0.6
+"""The part of a window's growth that may come between two of its sixths: more is a step to another level."""
+CONTROL_PART = 0.01
+"""Part of a step that a phase takes which shows the speed of the machine, at least."""
+MOST_BLOCKS = 64
+"""Blocks that are kept."""
 LEAST_INCREASE = {
     "hooks": 8,
     "threads": 8,
@@ -50,6 +51,34 @@ COUNT_TEXTS = {
     "collection": "garbage collection, from {0:.1%} to {1:.1%} of the time",
     "log": "log history, from {0:.0f} to {1:.0f} entries",
 }
+
+
+@dataclass(frozen=True, kw_only=True)
+class View:
+    """How steps are looked at.
+
+    Attributes:
+        block_steps: steps of a block.
+        base_blocks: the first tenth of the steps is what later ones are compared with: at least and at most
+            so many blocks.
+        fewest_blocks: of a window.
+        grown: a phase has grown if it costs so many times what it did.
+        noticeable: part of a step that a growth takes, at least.
+        joins: if there are too many blocks, pairs are joined; else the oldest are left out.
+    """
+
+    block_steps: int
+    base_blocks: tuple[int, int]
+    fewest_blocks: int
+    grown: float
+    noticeable: float
+    joins: bool
+
+
+SOON = View(block_steps=10, base_blocks=(3, 3), fewest_blocks=12, grown=2.0, noticeable=0.05, joins=False)
+"""Names what doubles after 150 steps or more: short blocks are noisy, so it asks for more growth."""
+LATER = View(block_steps=100, base_blocks=(2, 20), fewest_blocks=16, grown=1.3, noticeable=0.02, joins=True)
+"""Names what grows slowly, after 1,800 steps or more."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,13 +110,15 @@ class GrowthWatch:
     Args:
         first_step: the step before the first block.
         target_steps: the last step of the call; 0 if not known.
-        block_steps: steps of a block.
+        view: on the steps.
+        found: the phases that were found, which other views on the same steps know too.
     """
 
-    def __init__(self, first_step: int, target_steps: int, block_steps: int) -> None:
+    def __init__(self, first_step: int, target_steps: int, view: View, found: set[str]) -> None:
+        self.view = view
         self._target = target_steps
-        tenth = (target_steps - first_step) // (10 * block_steps)
-        self._base_count = min(max(BASE_BLOCKS, tenth), MOST_BASE_BLOCKS)
+        tenth = (target_steps - first_step) // (10 * view.block_steps)
+        self._base_count = min(max(view.base_blocks[0], tenth), view.base_blocks[1])
         self._base_blocks: list[Block] = []
         self._base: Block | None = None
         self._base_step_seconds = 0.0
@@ -95,7 +126,7 @@ class GrowthWatch:
         self._together = 1
         """How many of the blocks that are added make one of `_windows`."""
         self._pending: list[_Costs] = []
-        self._found: set[str] = set()
+        self._found = found
 
     def add(self, block: Block) -> GrowthFound | None:
         """Add a block; return the growth that costs most of those that were not found before."""
@@ -111,7 +142,9 @@ class GrowthWatch:
             return None
         self._windows.append(_joined(self._pending))
         self._pending.clear()
-        if len(self._windows) >= MOST_BLOCKS:
+        if len(self._windows) >= MOST_BLOCKS and not self.view.joins:
+            del self._windows[0]
+        elif len(self._windows) >= MOST_BLOCKS:
             self._windows = [_joined(self._windows[at : at + 2]) for at in range(0, len(self._windows), 2)]
             self._together *= 2
         found = [self._growth(self._base, block, phase) for phase in self._windows[-1].seconds]
@@ -129,13 +162,15 @@ class GrowthWatch:
         blocks = [one for one in self._windows if phase in one.seconds]
         costs = [one.seconds[phase] for one in blocks]
         for length in (len(costs), len(costs) // 2, len(costs) // 4):
-            if length >= FEWEST_BLOCKS and rises(window := costs[-length:], before):
+            if length >= self.view.fewest_blocks and rises(
+                window := costs[-length:], before, self.view.grown
+            ):
                 break
         else:
             return None
-        now = _quarters(window)[-1]
+        now = _parts(window, 4)[-1]
         excess = (now - before) * block.shares.get(phase, base.shares[phase])
-        if excess < NOTICEABLE * self._base_step_seconds:
+        if excess < self.view.noticeable * self._base_step_seconds:
             return None
         level = before + QUARTER_PART * (now - before)
         since = max((one.last_step for one in blocks if one.seconds[phase] < level), default=base.last_step)
@@ -154,7 +189,8 @@ class GrowthWatch:
             grew=grew,
             sentence=(
                 f"steps get slower: {name} takes {now / before:.1f} times as long for the same work as up to"
-                f" step {base.last_step}, and rises since step {since}{costs_more}. {with_it}"
+                f" step {base.last_step}, {now:.2g} s in place of {before:.2g} s, and rises since step"
+                f" {since}{costs_more}. {with_it}"
             ),
         )
 
@@ -167,7 +203,7 @@ class GrowthWatch:
         costs = {name: value / work for name, value in block.seconds.items() if base.seconds.get(name)}
         if any(_has_grown(name, base, block) for name in ("hooks", "threads", "collection")):
             return costs  # the process itself makes all phases slower
-        least = 0.5 * NOTICEABLE * self._base_step_seconds
+        least = CONTROL_PART * self._base_step_seconds
         slower = {
             name: costs[name] / base.seconds[name]
             for name in CONTROL_PHASES
@@ -193,21 +229,21 @@ def _joined(blocks: Sequence[_Costs]) -> _Costs:
     return _Costs(last_step=blocks[-1].last_step, seconds=seconds)
 
 
-def _median_block(blocks: Sequence[Block]) -> Block:
-    def medians(field: str) -> dict[str, float]:
-        names = {name for one in blocks for name in getattr(one, field)}
-        return {
-            name: median(getattr(one, field)[name] for one in blocks if name in getattr(one, field))
-            for name in names
-        }
+def medians(values: Iterable[Mapping[str, float]]) -> dict[str, float]:
+    """Return the median of each name over the mappings that have it."""
+    listed = list(values)
+    names = {name for one in listed for name in one}
+    return {name: median(one[name] for one in listed if name in one) for name in names}
 
+
+def _median_block(blocks: Sequence[Block]) -> Block:
     return Block(
         last_step=blocks[-1].last_step,
-        seconds=medians("seconds"),
-        shares=medians("shares"),
+        seconds=medians(one.seconds for one in blocks),
+        shares=medians(one.shares for one in blocks),
         work=[fmean(kind) for kind in zip(*(one.work for one in blocks), strict=True)],
-        functions=medians("functions"),
-        counts=medians("counts"),
+        functions=medians(one.functions for one in blocks),
+        counts=medians(one.counts for one in blocks),
     )
 
 
@@ -233,18 +269,21 @@ def _grew_with(phase: str, base: Block, block: Block) -> tuple[str, ...]:
     return tuple(texts)
 
 
-def rises(window: Sequence[float], base: float) -> bool:
-    """Whether costs have grown beyond `GROWN` and rise in every quarter of a window."""
-    quarters = _quarters(window)
-    if quarters[3] < GROWN * base:
+def rises(window: Sequence[float], base: float, grown: float) -> bool:
+    """Whether costs are `grown` times the base, and rise in all quarters of a window, not at once."""
+    quarters = _parts(window, 4)
+    if quarters[3] < grown * base:
         return False
     differences = [later - earlier for earlier, later in pairwise(window)]
     usual = median(differences)
     noise = median(abs(difference - usual) for difference in differences)
     least = max(QUARTER_PART * (quarters[3] - base), NOISE * noise / math.sqrt(len(window)))
-    return all(later - earlier >= least for earlier, later in pairwise(quarters))
+    at_once = max(later - earlier for earlier, later in pairwise(_parts(window, 6)))
+    return at_once <= MOST_AT_ONCE * (quarters[3] - quarters[0]) and all(
+        later - earlier >= least for earlier, later in pairwise(quarters)
+    )
 
 
-def _quarters(window: Sequence[float]) -> list[float]:
-    edges = [round(part * len(window) / 4) for part in range(5)]
+def _parts(window: Sequence[float], count: int) -> list[float]:
+    edges = [round(part * len(window) / count) for part in range(count + 1)]
     return [median(window[begin:end]) for begin, end in pairwise(edges)]

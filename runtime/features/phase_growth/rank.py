@@ -1,8 +1,8 @@
 """Phase growth in a rank: measures what the phases of a step cost in rank 0 of a trainer's call.
 
 The slot's writer announces each change of phase, so the time of a phase is without the phases inside it.
-After each block of steps the medians go to `_watch.py`, which decides, with a few counts that are cheap to
-take: hooks, threads, open files, Python's memory blocks, garbage collection, log entries.
+After each block of steps of a view the medians go to `_watch.py`, which decides, with a few counts that are
+cheap to take: hooks, threads, open files, Python's memory blocks, garbage collection, log entries.
 """
 
 from __future__ import annotations
@@ -11,22 +11,26 @@ import gc
 import os
 import sys
 import time
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
 from grpo_run.runtime.board.slot_writer import SlotWriter
-from grpo_run.runtime.features.phase_growth._watch import CONTROL_PHASES, Block, GrowthWatch
+from grpo_run.runtime.features.phase_growth._watch import (
+    CONTROL_PHASES,
+    LATER,
+    SOON,
+    Block,
+    GrowthWatch,
+    medians,
+)
 from grpo_run.runtime.history.events import PhaseCosts
 from grpo_run.runtime.rank.points import CallPoints, RankFeature
 from grpo_run.runtime.rank.session import Session
 from grpo_run.runtime.upstream import torch_names
-
-BLOCK_STEPS = 100
 
 
 class StepCosts:
@@ -75,6 +79,16 @@ class StepCosts:
         return seconds, functions
 
 
+class _Step(NamedTuple):
+    """What phases and reward functions have taken in a step, and what was done by its end."""
+
+    seconds: Mapping[str, float]
+    functions: Mapping[str, float]
+    work: tuple[int, ...]
+    collection_seconds: float
+    ended_at: float
+
+
 class GrowthMeter:
     """Blocks of steps of one `train()` call, on rank 0.
 
@@ -91,13 +105,10 @@ class GrowthMeter:
         model = trainer.model
         # once, because it takes longer than counting; replaced by adapters before the call begins
         self._hooked = [*model.named_modules(), *model.named_parameters()]
-        self._watch: GrowthWatch | None = None
-        self._phases: defaultdict[str, list[float]] = defaultdict(list)
-        self._functions: defaultdict[str, list[float]] = defaultdict(list)
-        self._steps = 0
-        self._work: tuple[float, ...] = ()
+        self._watches: list[GrowthWatch] = []
+        self._steps: deque[_Step] = deque(maxlen=LATER.block_steps + 1)
+        self._taken = 0
         self._collection_seconds = self._collection_began = 0.0
-        self._block_began = 0.0
 
     @contextmanager
     def measuring(self) -> Iterator[None]:
@@ -118,64 +129,62 @@ class GrowthMeter:
     def step_ends(self, step: int) -> None:
         """Add a finished step, and say what has grown at the end of a block."""
         phases, functions = self._costs.take()
-        if self._watch is None:  # the first step includes compilation and connections
-            self._watch = GrowthWatch(step, self._slot.target_steps, BLOCK_STEPS)
-            self._begin_block()
+        seconds = {name: one for name, one in phases.items() if name in CONTROL_PHASES or "." in name}
+        done = self._work_done(), self._collection_seconds, time.perf_counter()
+        self._steps.append(_Step(seconds, functions, *done))
+        if not self._watches:  # the first step includes compilation and connections
+            found: set[str] = set()
+            target = self._slot.target_steps
+            self._watches = [GrowthWatch(step, target, view, found) for view in (SOON, LATER)]
             return
-        for name, seconds in phases.items():
-            if name in CONTROL_PHASES or "." in name:
-                self._phases[name].append(seconds)
-        for name, seconds in functions.items():
-            self._functions[name].append(seconds)
-        self._steps += 1
-        if self._steps == BLOCK_STEPS:
-            block = self._block(step)
+        self._taken += 1
+        for watch in self._watches:
+            if self._taken % watch.view.block_steps == 0:
+                self._add_block(watch, step)
+
+    def _add_block(self, watch: GrowthWatch, step: int) -> None:
+        block = self._block(step, watch.view.block_steps)
+        place: dict[str, Any] = {"rank": 0, "step": step, "train_call": self._slot.train_call}
+        if watch.view is LATER:
             costs = {name: round(seconds, 6) for name, seconds in block.seconds.items()}
-            self._session.journal.write(
-                PhaseCosts(rank=0, step=step, train_call=self._slot.train_call, seconds=costs)
-            )
-            growth = self._watch.add(block)
-            self._begin_block()
-            if growth is not None:
-                place = {"rank": 0, "step": step, "train_call": self._slot.train_call}
-                self._session.journal.write(msgspec.structs.replace(growth, **place))
-                self._session.warn(growth.sentence)
+            self._session.journal.write(PhaseCosts(seconds=costs, **place))
+        growth = watch.add(block)
+        if growth is not None:
+            self._session.journal.write(msgspec.structs.replace(growth, **place))
+            self._session.warn(growth.sentence)
 
-    def _begin_block(self) -> None:
-        self._phases.clear()
-        self._functions.clear()
-        self._steps, self._collection_seconds = 0, 0.0
-        self._work, self._block_began = self._work_done(), time.perf_counter()
-
-    def _block(self, step: int) -> Block:
+    def _block(self, step: int, steps: int) -> Block:
+        before, *block = list(self._steps)[-steps - 1 :]
+        last = block[-1]
         passes, tokens, context, generated, rewarded = (
-            now - before for now, before in zip(self._work_done(), self._work, strict=True)
+            now - then for now, then in zip(last.work, before.work, strict=True)
         )
+        seconds = medians(one.seconds for one in block)
         counts, most_hooks = self._counts()
+        collected = last.collection_seconds - before.collection_seconds
         return Block(
             last_step=step,
-            seconds={name: median(values) for name, values in self._phases.items()},
-            shares={name: len(values) / self._steps for name, values in self._phases.items()},
+            seconds=seconds,
+            shares={name: sum(name in one.seconds for one in block) / steps for name in seconds},
             # attention costs as many tokens as come before, of which rollouts show only the mean
             work=(passes, tokens, context, generated, generated**2 / max(1, rewarded), rewarded),
-            functions={name: median(values) for name, values in self._functions.items()},
-            counts=counts,
+            functions=medians(one.functions for one in block),
+            counts=counts | {"collection": collected / max(1e-9, last.ended_at - before.ended_at)},
             most_hooks=most_hooks,
         )
 
-    def _work_done(self) -> tuple[float, ...]:
+    def _work_done(self) -> tuple[int, ...]:
         costs, slot = self._costs, self._slot
         return costs.passes, costs.tokens, costs.context, slot.tokens_generated, slot.rewards_scored
 
     def _counts(self) -> tuple[dict[str, float], str]:
         hooks = [torch_names.count_hooks(one) for _, one in self._hooked]
         most = max(range(len(hooks)), key=hooks.__getitem__, default=0)
-        counts = {
+        counts: dict[str, float] = {
             "hooks": sum(hooks),
             "threads": len(os.listdir("/proc/self/task")),
             "descriptors": len(os.listdir("/proc/self/fd")),
             "objects": sys.getallocatedblocks(),
-            "collection": self._collection_seconds / (time.perf_counter() - self._block_began),
             "log": len(self._trainer.state.log_history),
         }
         return counts, self._hooked[most][0] or type(self._hooked[most][1]).__name__

@@ -295,6 +295,10 @@ class CollectiveRecords:
         """
         return collective_log.may_be_in_collective(self._copy(rank), slot.collectives_issued)
 
+    def waiting(self, ranks: Iterable[int]) -> set[int]:
+        """Return the ranks of which a thread waits in a collective, by their logs."""
+        return {rank for rank in ranks if collective_log.is_blocked(self._copy(rank))}
+
     def current(self, rank: int, slot: Slot) -> tuple[Collective, ...]:
         """The collectives in which threads of the rank are blocked, or its last one on a device, by its
         log.

@@ -34,6 +34,9 @@ from grpo_run.watchdog.stalls.deadlines import DeadlineSettings
 SUPERVISOR_PAUSE_SECONDS = 2.0
 """After a longer gap between two scans the supervisor itself was stopped, and all clocks start again."""
 
+STANDS_SECONDS = 0.2
+"""A rank that waits for less has just come to its collective."""
+
 
 class HangDetector:
     """Detector of hangs on this node; one per run.
@@ -159,6 +162,11 @@ class HangDetector:
         Once every script has run its last line, a rank whose process the run waits for.
         """
         return self._stalls.awaited or self._exit_hangs.awaited
+
+    def waiting(self, slots: Mapping[int, Slot | None]) -> set[int]:
+        """Return the ranks that stand still in a collective, by their logs as of the last scan."""
+        still = self._movement.still_seconds
+        return {r for r in self._records.waiting(slots) if still(r, self._scanned_at) >= STANDS_SECONDS}
 
     @property
     def blind(self) -> dict[int, str]:

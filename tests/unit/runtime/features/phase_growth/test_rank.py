@@ -14,13 +14,14 @@ import torch
 from support.journal import as_event
 
 from grpo_run.runtime.features.phase_growth import rank
+from grpo_run.runtime.features.phase_growth._watch import LATER
 from grpo_run.runtime.features.phase_growth.events import PART as HISTORY
 from grpo_run.runtime.features.phase_growth.rank import PART
 from grpo_run.runtime.history.history import History
 from grpo_run.runtime.rank.points import CallPoints
 from grpo_run.watchdog.observation import Phase
 
-BLOCK = rank.BLOCK_STEPS
+BLOCK = LATER.block_steps
 Events = Callable[[], list[dict[str, Any]]]
 
 

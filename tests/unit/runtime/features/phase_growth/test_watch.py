@@ -6,9 +6,10 @@ import random
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import pytest
 
-from grpo_run.runtime.features.phase_growth._watch import Block, GrowthWatch
+from grpo_run.runtime.features.phase_growth._watch import LATER, SOON, Block, GrowthWatch, View
 from grpo_run.runtime.features.phase_growth.events import GrowthFound
 
 STEP = {
@@ -20,19 +21,21 @@ STEP = {
     "optimizer": 0.04,
 }
 COUNTS = {"hooks": 1, "threads": 12, "descriptors": 60, "objects": 2e6, "collection": 0.001, "log": 0}
-BLOCK_STEPS = 100
+BLOCK_STEPS = LATER.block_steps
 
 Change = Callable[[int, float, dict[str, Any]], None]
 """Changes the fields of a block; takes its number, its position in the run from 0 to 1, and the fields."""
 
 
-def run(change: Change, *, blocks: int = 100, seed: int = 1, noise: float = 0.03) -> list[GrowthFound]:
+def run(
+    change: Change, *, blocks: int = 100, seed: int = 1, noise: float = 0.03, view: View = LATER
+) -> list[GrowthFound]:
     """Return what is found in a run whose blocks are changed."""
     source = random.Random(seed)
-    watch, found = GrowthWatch(0, blocks * BLOCK_STEPS, BLOCK_STEPS), []
+    watch, found = GrowthWatch(0, blocks * view.block_steps, view, set()), []
     for number in range(blocks):
         fields: dict[str, Any] = {
-            "last_step": (number + 1) * BLOCK_STEPS,
+            "last_step": (number + 1) * view.block_steps,
             "seconds": {name: value * source.gauss(1, noise) for name, value in STEP.items()},
             "shares": dict.fromkeys(STEP, 1.0),
             "work": [6400.0, 50_000.0, 2e6, 50_000.0, 4e5, 800.0],
@@ -42,7 +45,7 @@ def run(change: Change, *, blocks: int = 100, seed: int = 1, noise: float = 0.03
         change(number, number / blocks, fields)
         growth = watch.add(Block(**fields))
         if growth is not None:
-            found.append(growth)
+            found.append(msgspec.structs.replace(growth, step=fields["last_step"]))
     return found
 
 
@@ -156,7 +159,7 @@ def test_growth_is_found_in_short_and_long_runs(blocks: int, begin: float) -> No
 
 def test_a_run_without_an_end_has_no_sum() -> None:
     """The loop does not know how many steps it takes."""
-    watch = GrowthWatch(0, 0, BLOCK_STEPS)
+    watch = GrowthWatch(0, 0, LATER, set())
     for number in range(40):
         seconds = {"data": 0.01, "forward_backward": 1 + 0.05 * number}
         growth = watch.add(
@@ -174,6 +177,70 @@ def test_a_run_without_an_end_has_no_sum() -> None:
             assert "at this rate" not in growth.sentence
             return
     pytest.fail("no growth was found")
+
+
+# ---- what doubles is told while it does ----
+
+
+def reward(seconds: Callable[[float], float], tokens: Callable[[float], float] = lambda step: 1) -> Change:
+    """A reward takes so long at a step, on completions of so many times their length at the beginning."""
+
+    def change(number: int, position: float, fields: dict[str, Any]) -> None:
+        step = (number + 0.5) * SOON.block_steps
+        fields["seconds"]["reward"] *= seconds(step) / STEP["reward"]
+        fields["functions"]["accuracy"] = seconds(step)
+        length = tokens(step)
+        scale(fields, length, "generate", "score", "forward_backward")
+        fields["work"] = [6400 * length, 50_000 * length, 2e6 * length**2, 50_000 * length, 4e5, 800.0]
+
+    return change
+
+
+RISES = {
+    "steadily": (lambda step: 0.03 + 0.0003 * step, 250),
+    "with each hundred": (lambda step: 0.03 + 0.03 * (step // 100), 350),
+    "fast": (lambda step: 0.03 * 1.01**step, 170),
+    "late": (lambda step: 0.03 + 0.0003 * max(0, step - 1000), 1300),
+}
+"""By name, what a reward takes at a step, and by which step it is told. All but "fast" are at 2 times their
+beginning after 100 steps, and at 5 % of a step after 150."""
+
+
+@pytest.mark.parametrize("how", RISES)
+@pytest.mark.parametrize("seed", range(5))
+def test_a_reward_that_has_doubled_is_named_while_it_rises(how: str, seed: int) -> None:
+    """With the function, from what to what, and since when."""
+    seconds, latest = RISES[how]
+    growth = run(reward(seconds), blocks=latest // 10, seed=seed, noise=0.05, view=SOON)[0]
+    assert growth.phase == "reward"
+    assert 2 <= growth.factor < 4
+    assert growth.grew == ("reward function accuracy",)
+    assert " s in place of 0.0" in growth.sentence
+
+
+SILENT = {
+    "it stays as fast": reward(lambda step: 0.03),
+    "it is a small part of a step": reward(lambda step: 0.003 + 0.00003 * step),
+    "it has not doubled": reward(lambda step: 0.1 + 0.08 * min(1, step / 500)),
+    "some steps are slow": reward(lambda step: 2.0 if step % 70 < 10 else 0.03),
+    "it comes to another level": reward(lambda step: 0.03 if step < 300 else 0.15),
+    "completions get longer": reward(lambda step: 0.03 + 0.0003 * step, lambda step: 1 + 0.01 * step),
+}
+
+
+@pytest.mark.parametrize("why", SILENT)
+@pytest.mark.parametrize("seed", range(5))
+def test_nothing_is_told_soon_if(why: str, seed: int) -> None:
+    """Noise of a tenth, as on a busy machine."""
+    assert run(SILENT[why], blocks=60, seed=seed, noise=0.1, view=SOON) == []
+
+
+def test_a_reward_that_grows_faster_than_completions_is_told() -> None:
+    """By how much more than they do."""
+    growths = run(
+        reward(lambda step: 0.03 + 0.0009 * step, lambda step: 1 + 0.001 * step), blocks=60, view=SOON
+    )
+    assert [growth.phase for growth in growths] == ["reward"]
 
 
 # ---- healthy runs ----
@@ -280,10 +347,13 @@ HEALTHY = [
 
 
 @pytest.mark.parametrize("change", HEALTHY)
-@pytest.mark.parametrize(("blocks", "noise"), [(40, 0.03), (100, 0.15), (1000, 0.05)])
-def test_a_healthy_run_raises_no_alarm(change: Change, blocks: int, noise: float) -> None:
+@pytest.mark.parametrize(
+    ("blocks", "noise", "view"),
+    [(40, 0.03, LATER), (100, 0.15, LATER), (1000, 0.05, LATER), (60, 0.1, SOON), (300, 0.3, SOON)],
+)
+def test_a_healthy_run_raises_no_alarm(change: Change, blocks: int, noise: float, view: View) -> None:
     """Whatever else makes its steps take longer."""
-    assert run(change, blocks=blocks, noise=noise) == []
+    assert run(change, blocks=blocks, noise=noise, view=view) == []
 
 
 def test_a_phase_that_has_become_slower_is_not_told_once_it_stays_so() -> None:
