@@ -11,6 +11,7 @@ from support.builders.runtime.failure_stories import BUG, BUG_TWICE, SLOW_JUDGE,
 from grpo_run.runtime.history.recovery import Action, Decision
 from grpo_run.runtime.launch.config import Budget
 from grpo_run.runtime.supervisor.policy import decide
+from grpo_run.watchdog.observation import Alarm
 from grpo_run.watchdog.verdict import Verdict
 
 MOVE = Decision(action=Action.restart, reason="a reward function is moved")
@@ -51,3 +52,34 @@ def test_no_restart_is_allowed_for_a_feature_either() -> None:
         decide(history([BUG_TWICE, BUG_TWICE]), bug, budget, stopping=False, answer=ANSWER).action
         is Action.stop
     )
+
+
+ALARM = replace(BUG, alarm=Alarm(cause="nonfinite", step=7, sentence="It is wrong.", signature=BUG.signature))
+BACK = Decision(action="roll_back", reason="to before the onset", before_step=5)
+STOP = Decision(action=Action.stop, reason="the guard ends the run")
+
+
+@pytest.mark.parametrize(
+    ("failures", "answer", "can_go_back", "reason"),
+    [
+        (1, BACK, True, BACK.reason),
+        (1, BACK, False, "no checkpoint from before the onset at step 5 is left"),
+        (2, BACK, True, "2 failures in a row without a newer checkpoint (budget 1)"),
+        (2, STOP, False, STOP.reason),
+    ],
+)
+def test_an_answer_to_an_alarm_restarts_within_the_budget_and_only_where_it_can_go_back(
+    failures: int, answer: Decision, can_go_back: bool, reason: str
+) -> None:
+    """A stop needs neither."""
+    found = decide(
+        history([BUG_TWICE] * failures), ALARM, Budget(failures_without_progress=1), stopping=False,
+        answer=answer, can_go_back=can_go_back,
+    )  # fmt: skip
+    assert found.reason == reason
+
+
+def test_a_budget_of_one_answers_what_repeats() -> None:
+    """The second failure is the first one that can repeat."""
+    budget = Budget(failures_without_progress=1)
+    assert decide(history([BUG_TWICE] * 2), BUG, budget, stopping=False, answer=ANSWER) is ANSWER
