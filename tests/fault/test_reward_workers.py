@@ -229,8 +229,8 @@ def test_a_pool_that_judges_nothing_ends_the_run(runs: Runs) -> None:
     """No size of a batch helps: the run ends in its first step, and does not halve batches all night."""
     run = stuck_pool(runs, "--judged", "0").start().ended(93, timeout_seconds=ADVANCES_SECONDS)
     *_, last = run.printed().splitlines()
-    words = "TimeoutError: 8 (of 8) futures unfinished; each part of the batch fails too (raised TimeoutError:"
-    assert f"reward function verified raised {words} 1 (of 1) futures unfinished)" in last
+    assert "raised TimeoutError: 8 (of 8) futures unfinished; each part of the batch fails too" in last
+    assert "(raised TimeoutError: 1 (of 1) futures unfinished)" in last
     assert len(run.events("incident")) == 3
 
 
