@@ -68,6 +68,7 @@ def verified(
                     return scores
                 for future in futures:
                     future.cancel()
+                judged = 0  # its threads are not free again
 
 
 def by_trl(arguments: argparse.Namespace, reward: Callable[..., Scores]) -> None:
