@@ -9,7 +9,7 @@ error in the code does not. Which cause applies is decided in `watchdog/diagnosi
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from grpo_run.watchdog.observation import Exit
 from grpo_run.watchdog.text import TextEnum
@@ -85,6 +85,15 @@ FINAL_ERRORS = {
 }
 USAGE_EXIT_CODE = 2
 """argparse exits with it after printing how the script is called."""
+
+
+def is_expired_limit(classes: Iterable[str]) -> bool:
+    """Whether an exception says that a time limit has expired.
+
+    Args:
+        classes: names of its class and its bases, with or without their modules.
+    """
+    return any("timeout" in name.rpartition(".")[2].lower() for name in classes)
 
 
 def origin_of(exit: Exit, *, starting: bool) -> tuple[Origin, str]:

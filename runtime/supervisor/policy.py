@@ -198,8 +198,10 @@ def _is_before_first_step(history: History, verdict: Verdict) -> bool:
     """
     own, call = history.no_trainer, history.calls.interrupted
     began_after = call.reached if call is not None else 0  # another run's checkpoint
+    limit_expired = verdict.failed_reward is not None and not verdict.failed_reward.raised
     return (
         bool(verdict.repeat_key)
+        and not limit_expired
         and not own.seen
         and not history.recoveries[-1].resuming
         and max(history.best_position, history.highest_checkpoint) == (0, 0)

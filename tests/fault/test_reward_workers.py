@@ -8,10 +8,14 @@ from pathlib import Path
 
 import psutil
 import pytest
-from support.references import undisturbed
-from support.runs import SCRIPTS, Run, Runs, digest
+from support.references import undisturbed, undisturbed_command
+from support.runs import SCRIPTS, Run, Runs, digest, line_of
 
 SCRIPT = str(SCRIPTS / "reward_faults.py")
+POOL = str(SCRIPTS / "stuck_pool.py")
+WORDS = "6 (of 8) futures unfinished"
+ADVANCES_SECONDS = 180.0
+full = pytest.mark.full
 KINDS = {
     "sleep": "timeout",
     "regex": "timeout",
@@ -82,7 +86,7 @@ def test_an_unmodified_script_whose_reward_hangs_goes_on_after_two_recoveries(ru
     assert max(event["step"] for event in run.events("step_committed")) == 20
 
 
-@pytest.mark.full
+@full
 @pytest.mark.timeout(1200)
 def test_an_expired_time_limit_moves_a_reward_too(runs: Runs) -> None:
     """`TimeoutError: 1 (of 4) futures unfinished`, raised at the same step again."""
@@ -92,7 +96,7 @@ def test_an_expired_time_limit_moves_a_reward_too(runs: Runs) -> None:
     assert len(run.events("reward_moved")) == 1
 
 
-@pytest.mark.full
+@full
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("fault", ["verified", "verified_by_daemons"])
 def test_with_workers_no_recovery_is_needed(runs: Runs, fault: str) -> None:
@@ -102,7 +106,7 @@ def test_with_workers_no_recovery_is_needed(runs: Runs, fault: str) -> None:
     assert run.events("reward_failed")
 
 
-@pytest.mark.full
+@full
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("fault", [*KINDS, "leak", "nan", "fork", "child"])
 def test_five_hundred_steps_finish_whatever_one_sample_in_fifty_does(runs: Runs, fault: str) -> None:
@@ -120,7 +124,141 @@ def test_five_hundred_steps_finish_whatever_one_sample_in_fifty_does(runs: Runs,
     check_nothing_is_left(run)
 
 
-@pytest.mark.full
+def stuck_pool(runs: Runs, *arguments: str, steps: int = 4, ranks: int = 1) -> Run:
+    """A run of the script with the stuck pool."""
+    return runs(
+        "--deadline-floor", "4", "--nproc-per-node", str(ranks), POOL, "--output-dir", "out",
+        "--max-steps", str(steps), *arguments,
+    )  # fmt: skip
+
+
+def check_the_pool_gets_what_it_can_do(run: Run, steps: int, ranks: int) -> None:
+    """The function was moved; no sample was lost, and the weights are those of a pool that is never stuck."""
+    assert len(run.events("incident")) == 2
+    (moved,) = run.events("reward_moved")
+    assert (moved["file"], moved["function"]) == (POOL, "verified")
+    failed = run.events("reward_failed")
+    assert failed
+    assert {(event["kind"], event["masked"]) for event in failed} == {("timeout", 0)}
+    assert len(failed) <= 2 * ranks, "whole batches are not tried for ever"
+    assert "verified gets at most 2 samples in one call from now on" in run.printed()
+    assert run.events("sample_masked") == []
+    healthy = [POOL, "--max-steps", str(steps), "--from-step", "1000"]
+    assert digest(run.folder / "out") == undisturbed_command(healthy, ranks=ranks)
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    ("from_step", "steps", "ranks"),
+    [(1, 4, 1), pytest.param(3, 6, 2, marks=full), pytest.param(50, 54, 1, marks=full)],
+)
+def test_a_pool_that_is_too_slow_for_its_batch_gets_half_of_it(
+    runs: Runs, from_step: int, steps: int, ranks: int
+) -> None:
+    """`TimeoutError: 6 (of 8) futures unfinished`, raised in the first step as in the fiftieth: the user is
+    told in these words.
+    """
+    run = stuck_pool(runs, "--from-step", str(from_step), steps=steps, ranks=ranks).start()
+    run.ended(timeout_seconds=ADVANCES_SECONDS)
+    check_the_pool_gets_what_it_can_do(run, steps, ranks)
+    assert {event["step"] for event in run.events("incident")} == {from_step - 1}
+    text = run.printed()
+    assert f"raised TimeoutError in step {from_step} (phase reward): {WORDS}" in text
+    assert f"has not returned in time 2 times at one step (TimeoutError: {WORDS})" in text
+    assert f"reward function verified raised TimeoutError: {WORDS}: no sample masked" in text
+
+
+@full
+@pytest.mark.timeout(600)
+def test_a_pool_whose_time_limit_is_tried_for_ever_gets_half_of_its_batch(runs: Runs) -> None:
+    """Its function never returns, and the first wait is not announced as one of half an hour."""
+    run = stuck_pool(runs, "--then", "retry").start()
+    run.ended(timeout_seconds=ADVANCES_SECONDS)
+    check_the_pool_gets_what_it_can_do(run, steps=4, ranks=1)
+    assert {event["cause"] for event in run.events("incident")} == {"reward_stall"}
+    assert "30 min" not in run.printed()
+
+
+@full
+@pytest.mark.timeout(300)
+def test_a_pool_whose_time_limit_the_script_handles_is_its_own_affair(runs: Runs) -> None:
+    run = stuck_pool(runs, "--then", "leave").start()
+    run.ended(timeout_seconds=ADVANCES_SECONDS)
+    assert run.events("incident") == run.events("reward_moved") == []
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    ("form", "from_step", "place"),
+    [
+        ("own", 1, " before the first step"),
+        pytest.param("own", 3, "", marks=full),
+        pytest.param("steps", 1, " in step 1 (phase forward_backward)", marks=full),
+    ],
+)
+def test_a_reward_of_a_loop_by_hand_cannot_be_moved_and_is_named(
+    runs: Runs, form: str, from_step: int, place: str
+) -> None:
+    """Nothing tells where it begins. The run ends at the second time, with the line and the script's words
+    in one sentence.
+    """
+    run = stuck_pool(runs, "--form", form, "--from-step", str(from_step)).start()
+    run.ended(93, timeout_seconds=ADVANCES_SECONDS)
+    assert run.events("reward_moved") == []
+    assert len(run.events("incident")) == 2
+    line = line_of("stuck_pool.py", "the limit")
+    *_, last = run.printed().splitlines()
+    assert f"Rank 0 raised TimeoutError{place}: {WORDS} (stuck_pool.py:{line} in verified)." in last
+    assert "Gave up: the same failure occurred again" in last
+
+
+@full
+@pytest.mark.timeout(300)
+def test_a_loop_by_hand_that_has_progress_to_lose_is_tried_for_longer(runs: Runs) -> None:
+    """A `TimeoutError` may be the network's, which comes back. It is named in the same words."""
+    run = stuck_pool(runs, "--form", "steps", "--from-step", "3").start()
+    run.until_event("incident", count=3, timeout_seconds=120)
+    sentence = f"Rank 0 raised TimeoutError in step 3 (phase forward_backward): {WORDS}"
+    assert {verdict["sentence"] for verdict in run.verdicts()} == {sentence}
+    assert "files, the network or a hub may come back, which is tried for 10 min" in run.printed()
+
+
+@full
+@pytest.mark.timeout(300)
+def test_a_pool_that_judges_nothing_ends_the_run(runs: Runs) -> None:
+    """No size of a batch helps: the run ends in its first step, and does not halve batches all night."""
+    run = stuck_pool(runs, "--judged", "0").start().ended(93, timeout_seconds=ADVANCES_SECONDS)
+    *_, last = run.printed().splitlines()
+    assert "raised TimeoutError: 8 (of 8) futures unfinished; each part of the batch fails too" in last
+    assert "(raised TimeoutError: 1 (of 1) futures unfinished)" in last
+    assert len(run.events("incident")) == 3
+
+
+@full
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    ("form", "from_step", "place"),
+    [
+        ("own", 1, "in startup"),
+        ("own", 3, "outside train()"),
+        ("steps", 1, "in forward_backward"),
+        ("steps", 3, "in forward_backward"),
+    ],
+)
+def test_a_loop_by_hand_that_does_nothing_is_noticed_and_restarted(
+    runs: Runs, form: str, from_step: int, place: str
+) -> None:
+    """Also before its first step: the hour that a start may take is for one that does something."""
+    run = stuck_pool(runs, "--form", form, "--then", "retry", "--from-step", str(from_step)).start()
+    run.until_event("attempt_started", count=2, timeout_seconds=90)
+    (verdict,) = run.verdicts()
+    assert f"Rank 0 has been {place} for" in verdict["sentence"]
+    line = line_of("stuck_pool.py", "the limit")
+    assert verdict["sentence"].endswith(f", at stuck_pool.py:{line} in verified.")
+    assert "deadline 1 h" not in run.printed()
+
+
+@full
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("script", ["grpo.py", "rloo.py"])
 @pytest.mark.parametrize("workers", [(), ("--reward-workers", "2")])

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 
+from grpo_run.watchdog.causes import is_expired_limit
 from grpo_run.watchdog.evidence.source import OUR_ROOT
 from grpo_run.watchdog.evidence.stacks import Stack, main_stack
 from grpo_run.watchdog.observation import Phase, RankError
@@ -45,7 +46,7 @@ def raised_reward(error: RankError | None, phase: str | None) -> RewardFunction 
     """
     if error is None or phase != Phase.reward.name:
         return None
-    timed_out = any("timeout" in name.rpartition(".")[2].lower() for name in (error.type, *error.bases))
+    timed_out = is_expired_limit((error.type, *error.bases))
     frames = _TRACEBACK_FRAME.findall(error.traceback)
     for (file, name), called in zip(reversed(frames[:-1]), reversed(frames[1:]), strict=True):
         if (file, name) == (CALLER_FILE, CALLER):

@@ -135,6 +135,7 @@ def diagnose(evidence: Evidence) -> Verdict:
         shared_memory_free_bytes=evidence.shared_memory_free_bytes,
     )
     error = next((exit.error for exit in failed if exit.rank == verdict.culprit), None)
-    if verdict.cause is Cause.exception:  # memory that is exhausted is no failure of the function
+    # memory that is exhausted is no failure of the function
+    if verdict.cause in (Cause.exception, Cause.startup_failure):
         verdict = replace(verdict, failed_reward=raised_reward(error, verdict.phase))
     return add_locations(verdict, stacks)

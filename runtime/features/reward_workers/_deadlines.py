@@ -98,16 +98,18 @@ class Learned:
         """Return how long a worker's interpreter may run no Python while one of its threads uses the CPU."""
         return min(self.longest_call_seconds(), BELOW_WATCHDOG * self._settings.frozen_limit_seconds)
 
-    def part_seconds(self, left_seconds: float, levels: int) -> float:
+    def part_seconds(self, left_seconds: float, levels: int, whole_seconds: float = 0.0) -> float:
         """Return the deadline of a part of a failed batch.
 
         Args:
             left_seconds: of the search.
             levels: how often the part can still be halved, at least 0.
+            whole_seconds: after which the function itself has ended the call of the batch; 0 if it has not.
         """
-        known = self.durations.observed
+        known = self.durations.observed and not self.durations.ended_seconds
         usual = PART_FACTOR * self.longest_seconds if known else left_seconds / (levels + 1)
-        return min(left_seconds, self.longest_call_seconds(), max(LEAST_PART_SECONDS, usual))
+        least = max(LEAST_PART_SECONDS, self._settings.factor_again * whole_seconds)
+        return min(left_seconds, self.longest_call_seconds(), max(least, usual))
 
 
 class CallClock:

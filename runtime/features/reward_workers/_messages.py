@@ -65,7 +65,7 @@ class Reply:
         records: calls of `log_extra` and `log_metric`, in order: (name of the argument, arguments, keyword
             arguments).
         generators: states after the call; None if it failed.
-        seconds: how long the function took; 0 if it failed.
+        seconds: until the function returned or raised; 0 if it did neither.
     """
 
     values: list[Any] | None = None

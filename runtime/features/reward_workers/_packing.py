@@ -19,6 +19,7 @@ import site
 import sys
 import types
 from collections.abc import Collection, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -104,6 +105,8 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         elif isinstance(value, functools._lru_cache_wrapper) and not _is_importable(value.__wrapped__):
             # by default it is looked up by its name, which a worker cannot
             return _cached_again, (value.__wrapped__, value.cache_parameters())
+        elif type(value) is ThreadPoolExecutor and getattr(value, "_initializer", value) is None:
+            return ThreadPoolExecutor, (value._max_workers,)  # its threads stay here, and what they do
         elif isinstance(value, random.Random) or type(value).__name__ in ("RandomState", "Generator"):
             # the process's own generators are not copied: the worker's are in the same state
             for name in _GENERATORS:

@@ -100,10 +100,11 @@ class ServedRewards:
         return bool(self._settings.workers) or ALL in moved or _place(function) in moved
 
     def _open_service(self) -> RewardService:
-        session = self._session
+        session, told = self._session, self._told
+        slot = session.slot
         workers = self._settings.workers or max(1, self._functions)
         available = least_headroom(Path("/dev/shm")).usable_bytes
-        earlier = _durations(self._told.durations)
+        earlier = _durations(told.durations)
         pool = WorkerPool(
             self._host,
             size=workers,
@@ -115,6 +116,7 @@ class ServedRewards:
             lambda: Learned(session.config.deadlines, self._settings.timeout_seconds, earlier),
             log=FailureLog(self._write, self._warn),
             warn=self._warn,
+            at_start=lambda: bool(told.moved) and slot.train_call <= 1 and slot.step + slot.resumed_step == 0,
         )
 
     def _score(self, moved: MovedFunction, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any] | None:

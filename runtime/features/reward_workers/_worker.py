@@ -25,6 +25,7 @@ from grpo_run.runtime.features.reward_workers import _packing as packing
 from grpo_run.runtime.features.reward_workers._messages import Failure, Reply, Task, receive, send, send_beat
 from grpo_run.runtime.features.reward_workers.events import FailureKind
 from grpo_run.runtime.rank.generators import read_generators, write_generators
+from grpo_run.watchdog.causes import is_expired_limit
 
 RECORDED = ("log_extra", "log_metric")
 """Arguments that are the rank's own functions: calls of them are recorded here and made in the rank."""
@@ -109,13 +110,12 @@ class _Worker:
         try:
             values = listed(self._call(function, arguments), len(arguments["prompts"]))
         except BaseException as error:  # noqa: BLE001 - whatever the function raises
-            kind = FailureKind.output if isinstance(error, OutputError) else FailureKind.exception
-            failure = _failure(kind, error)
+            failure = _failure(error)
         seconds = time.monotonic() - began
         if _uses_of_group:  # also if the function has handled that
             return Reply(stays=USES_GROUP)
         if failure is not None:
-            return Reply(records=records, failure=failure)
+            return Reply(records=records, failure=failure, seconds=seconds)
         if not _is_unchanged(function, before):
             return Reply(stays="changes its own state")
         if not _is_unchanged(columns, given):
@@ -168,12 +168,16 @@ def _name_helpers(function: Any) -> None:
     sys.modules["__main__"].__dict__.update(helpers)
 
 
-def _failure(kind: FailureKind, error: BaseException) -> Failure:
+def _failure(error: BaseException) -> Failure:
     trace = error.__traceback__
     while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
         trace = trace.tb_next
     text = "".join(traceback.format_exception(type(error), error, trace))
-    message = _line(error) if kind is FailureKind.exception else str(error)
+    kind, message = FailureKind.exception, _line(error)
+    if isinstance(error, OutputError):
+        kind, message = FailureKind.output, str(error)
+    elif is_expired_limit(one.__name__ for one in type(error).__mro__):
+        kind, message = FailureKind.timeout, f"raised {message}"
     return Failure(kind=kind, message=message, traceback=text[-MAX_TRACEBACK_CHARACTERS:])
 
 

@@ -22,6 +22,7 @@ from grpo_run.runtime.launch.config import RunConfig
 from grpo_run.runtime.supervisor.points import Answer, Fault, SupervisorFeature
 from grpo_run.runtime.supervisor.policy import start_of
 from grpo_run.watchdog.observation import Phase
+from grpo_run.watchdog.verdict import Verdict
 
 
 class RunRewards(SupervisorFeature):
@@ -51,19 +52,19 @@ class RunRewards(SupervisorFeature):
         if moved is None or fault.verdict.final or not 0 < failures <= self._most_failures:
             return None
         decision = Decision(action=Action.restart, reason=start_of(self._history))
-        return Answer(decision=decision, act=lambda: self._move(moved, fault.verdict.step), at_once=True)
+        return Answer(decision=decision, act=lambda: self._move(moved, fault.verdict), at_once=True)
 
-    def _move(self, moved: MovedReward, step: int) -> None:
-        self._reporter.write(
-            RewardMoved(step=step, file=moved.file, function=moved.function, failures=FAILURES_TO_MOVE)
-        )
+    def _move(self, moved: MovedReward, verdict: Verdict) -> None:
+        step, file, function = verdict.step, moved.file, moved.function
+        self._reporter.write(RewardMoved(step=step, file=file, function=function, failures=FAILURES_TO_MOVE))
         if self._all_moved:
             return  # it has stayed in the rank for a reason, which a warning has given
         what = "raised" if self._failures.last_raised else "not returned in time"
+        said = (verdict.traceback or "").rstrip().rpartition("\n")[2]
         self._reporter.notify(
-            f"{moved.name} has {what} {FAILURES_TO_MOVE} times at one step: the next attempt runs it in a"
-            " worker process, where only the samples that it fails on are excluded; `--reward-workers` does"
-            " so from the start"
+            f"{moved.name} has {what} {FAILURES_TO_MOVE} times at one step{f' ({said})' if said else ''}: the"
+            " next attempt runs it in a worker process, where only the samples that it fails on are excluded;"
+            " `--reward-workers` does so from the start"
         )
 
 

@@ -60,7 +60,6 @@ class RankActivity:
         self._floor_seconds = floor_seconds
         self._still_seconds = min(STILL_SECONDS, floor_seconds / 4)
         self._read_seconds = min(READ_SECONDS, floor_seconds / 8)
-        self._look_after_seconds = floor_seconds / 4
         self._look_seconds = floor_seconds / LOOKS_PER_FLOOR
         self._next_look_at = 0.0
         self._long_seconds = floor_seconds / 2
@@ -223,8 +222,7 @@ class RankActivity:
             closer = {
                 rank: found[pid]
                 for pid, rank in leaders.items()
-                if now - (self._quiet.get(rank, QuietClock()).since_seconds or now)
-                >= self._look_after_seconds
+                if now - (self._quiet.get(rank, QuietClock()).since_seconds or now) >= self._look_seconds
             }
         tables: dict[int, connections.Connections | None] = {}
         if closer:

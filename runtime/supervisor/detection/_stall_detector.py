@@ -7,6 +7,7 @@ Called by `detector.py` at every scan. The decision is `watchdog.stalls.stall.fi
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from types import MappingProxyType
@@ -201,12 +202,17 @@ class StallDetector:
         )
 
     def _clock(self, slot: Slot, observed: Observed) -> PhaseClock:
-        """The clock of a rank's innermost phase with the nearest deadline."""
-        usual = phase_clocks(slot, observed)[0]
+        """The clock of a rank's innermost phase with the nearest deadline. A rank that has just become still
+        has none until somebody has looked what it does: the usual one may be an hour after a quiet rank's.
+        """
+        usual, busy = phase_clocks(slot, observed)[0], self._activity.is_busy(slot.rank, observed.now)
         clocks = [usual, frozen_clock(usual, observed)]
-        facts = observed.processes.get(slot.rank)
-        if facts is not None and facts.connected is not None:  # else somebody has yet to look
+        facts, still = observed.processes.get(slot.rank), observed.still.get(slot.rank, 0.0)
+        looked = facts is not None and facts.connected is not None
+        if looked or (busy is not True and still >= self._settings.floor_seconds / 4):
             clocks.append(quiet_clock(usual, observed))
+        elif busy is not True and still >= SHORTEST_WAIT_SECONDS:
+            clocks[0] = replace(usual, deadline_at_seconds=math.inf)
         return min(
             (clock for clock in clocks if clock is not None), key=lambda clock: clock.deadline_at_seconds
         )

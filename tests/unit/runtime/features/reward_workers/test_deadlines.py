@@ -53,6 +53,18 @@ def test_the_parts_of_a_search_are_bounded() -> None:
     assert learned(0.01, 0.01, limit=1.0).part_seconds(32, 3) == 1.0
 
 
+def test_a_part_may_take_as_long_as_the_function_gave_the_whole_batch() -> None:
+    """After 30 s its own limit has ended the call; a half may need 30 s too, and gets somewhat more."""
+    assert learned(0.01, 0.01).part_seconds(300, 3, 30.0) == 45.0
+
+
+def test_after_a_batch_of_which_no_part_returned_its_parts_have_longer_too() -> None:
+    """What its calls took before says nothing any more."""
+    made = learned(0.01, 0.01)
+    made.note_slow(48.0)
+    assert made.part_seconds(300, 3) == 75.0
+
+
 def test_after_a_batch_of_which_no_part_returned_the_deadline_is_five_times_as_long() -> None:
     made = learned(0.01, 0.01)
     before = made.longest_call_seconds()

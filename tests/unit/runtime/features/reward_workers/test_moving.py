@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -99,6 +100,16 @@ def test_a_function_is_moved_after_its_second_failure_at_one_step(
             else "not returned in time"
         )
         assert run.said[0].startswith(f"reward function judge has {what} 2 times at one step: the next")
+
+
+def test_the_user_is_told_in_the_words_of_the_script(tmp_path: Path) -> None:
+    run = Supervised(tmp_path / "run", [incident(step=0), incident(step=0)])
+    verdict = replace(BUG, traceback="Traceback ...\n  at\nTimeoutError: 6 (of 8) futures unfinished\n")
+    answer = run.feature.answer(Fault(verdict=verdict, failed_ranks=(0,), files=AttemptFiles(run.run, 0)))
+    assert answer is not None
+    answer.act()
+    words = "at one step (TimeoutError: 6 (of 8) futures unfinished): the next attempt runs it in a worker"
+    assert words in run.said[0]
 
 
 def test_moved_functions_stay_moved_for_a_later_supervisor(tmp_path: Path) -> None:

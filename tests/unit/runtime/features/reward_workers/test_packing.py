@@ -7,6 +7,7 @@ import pickle
 import random
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from random import random as draw
 from typing import Any
 
@@ -99,6 +100,18 @@ def test_a_function_that_changes_nothing_travels_by_value(function: Reward) -> N
 def test_what_belongs_to_the_rank_stays_there(function: Any, reason: str) -> None:
     with pytest.raises(packing.StaysInRankError, match=f"^{reason}"):
         packing.pack_function(function)
+
+
+def test_a_pool_of_threads_is_a_new_one_in_the_worker() -> None:
+    """Whatever waits in the rank's. One whose threads begin with a function of the script's is refused."""
+    pool = ThreadPoolExecutor(3)
+    loaded = pickle.loads(packing.pack_function(holding(pool)).content)
+    (cell,) = loaded.__closure__
+    assert cell.cell_contents is not pool
+    assert cell.cell_contents._max_workers == 3
+    assert cell.cell_contents.submit(len, "ab").result() == 2
+    with pytest.raises(packing.StaysInRankError, match="cannot be pickled"):
+        packing.pack_function(holding(ThreadPoolExecutor(3, initializer=print)))
 
 
 def test_the_processes_own_generator_is_not_copied() -> None:

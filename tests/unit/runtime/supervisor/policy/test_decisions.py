@@ -15,7 +15,7 @@ from grpo_run.runtime.history.recovery import Action, Decision
 from grpo_run.runtime.launch.config import Budget
 from grpo_run.runtime.supervisor.policy import decide, start_of
 from grpo_run.watchdog.causes import Cause, Origin
-from grpo_run.watchdog.verdict import Location, Verdict
+from grpo_run.watchdog.verdict import Location, RewardFunction, Verdict
 
 KNOWN = {"killed": KILLED, "bug": BUG, "start": NO_START}
 EARLIER_BUG = "KeyError@train.py:3:step5"
@@ -178,6 +178,15 @@ def test_what_is_no_exception_of_the_script_is_tried_again_before_the_first_step
     what = replace(FIRST, step=0, **changes)
     assert what.repeat_key == ""
     assert before_first_step(what).action is Action.restart
+
+
+@pytest.mark.parametrize(
+    ("raised", "action"), [(False, Action.restart), (True, Action.stop)], ids=["time limit", "bug"]
+)
+def test_a_rewards_own_time_limit_before_the_first_step_is_no_bug(raised: bool, action: Action) -> None:
+    """Also one of a class that is no error of the network, such as `subprocess.TimeoutExpired`."""
+    reward = RewardFunction(file="/me/train.py", function="judge", raised=raised)
+    assert before_first_step(replace(FIRST, step=0, failed_reward=reward)).action is action
 
 
 @pytest.mark.parametrize(
