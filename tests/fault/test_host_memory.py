@@ -35,9 +35,11 @@ def test_a_rank_that_the_kernel_kills_is_named_and_the_run_resumes(
     run.ended()
     assert digest(tmp_path / "out") == undisturbed("sft.py", 12)
     (recovery,) = run.status()["recoveries"]
-    assert (recovery["cause"], recovery["rank"], recovery["action"]) == ("host_oom", 1, "restart")
     killed = group.kills()
-    assert killed >= 1  # the kernel may kill another one before the memory of the first is free
+    # the kernel may kill another rank before the memory of the first is free; the last sample may be too old
+    named = {1} if killed == 1 else {1, None}
+    assert (recovery["cause"], recovery["action"]) == ("host_oom", "restart")
+    assert recovery["rank"] in named
     sentence = run.verdicts()[0]["sentence"]
     assert f"The memory cgroup {group.folder} had " in sentence
     assert " of 1.2 GiB in use " in sentence

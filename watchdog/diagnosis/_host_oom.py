@@ -16,7 +16,7 @@ from grpo_run.watchdog.diagnosis.exits import diagnose_exits
 from grpo_run.watchdog.memory.host_kills import KernelKills
 from grpo_run.watchdog.memory.host_sample import HostSample, describe_use
 from grpo_run.watchdog.observation import Exit, RankError, Slot
-from grpo_run.watchdog.text import duration_text, size_text
+from grpo_run.watchdog.text import duration_text, rank_names, size_text
 from grpo_run.watchdog.verdict import Verdict
 
 KILLED_HELPER = re.compile(
@@ -31,6 +31,11 @@ ADVICE = (
     "Give the job more memory, or use less on the host: fewer data-loader workers, less offloading to the"
     " CPU, and --snapshot-dir off if snapshots take much of it."
 )
+
+
+CLEARLY_MORE = 1.25
+"""How many times the memory of another rank one must have had to be named alone. Ranks that train alike
+differ by less."""
 
 
 def diagnose_host_oom(
@@ -50,12 +55,14 @@ def diagnose_host_oom(
     """
     killed = [exit for exit in exits if exit.signal == signal.SIGKILL and exit.rank in kills.ranks]
     if killed:
-        # before the first one's memory was free, the kernel may have killed a second rank, which exits sooner
-        used = kills.sample.ranks if kills.sample is not None else {}
-        largest = max(killed, key=lambda exit: used[exit.rank].anonymous_bytes if exit.rank in used else 0)
-        base = diagnose_exits([largest], slots, best_position=best_position)
-        what = base.sentence.rstrip(".").replace("was killed by SIGKILL", "was killed by the kernel")
-        return _with_numbers(base, what, kills)
+        killed = _largest(killed, kills.sample)
+        base = diagnose_exits(killed, slots, best_position=best_position)
+        ranks = tuple(sorted(exit.rank for exit in killed))
+        _, _, where = base.sentence.rstrip(".").partition(" was killed by SIGKILL")
+        verb = "was" if len(ranks) == 1 else "were"
+        what = f"{rank_names(ranks, capitalize=True)} {verb} killed by the kernel"
+        waiters = tuple(rank for rank in base.waiters if rank not in ranks)
+        return _with_numbers(replace(base, culprits=ranks, waiters=waiters), f"{what}{where}", kills)
     helped = [exit for exit in exits if exit.error is not None and _reports_killed_helper(exit.error)]
     if kills.helper_killed and helped:
         base = diagnose_exits(helped, slots, best_position=best_position)
@@ -67,6 +74,15 @@ def diagnose_host_oom(
     return None
 
 
+def _largest(killed: Sequence[Exit], sample: HostSample | None) -> list[Exit]:
+    """Return the one that had taken most of the memory, or all between which the sample cannot tell: before
+    the memory of the first is free, the kernel may kill a second one, whose exit is seen first.
+    """
+    memory = sample.ranks if sample is not None else {}
+    used = {exit.rank: memory[exit.rank].anonymous_bytes if exit.rank in memory else 0 for exit in killed}
+    return [exit for exit in killed if CLEARLY_MORE * used[exit.rank] >= max(used.values())]
+
+
 def _with_numbers(base: Verdict, what: str, kills: KernelKills) -> Verdict:
     counted = f"The kernel's counter of killed processes rose from {kills.before} to {kills.now}."
     numbers = f" {_numbers(kills.sample, kills)}" if kills.sample is not None else ""
@@ -74,7 +90,7 @@ def _with_numbers(base: Verdict, what: str, kills: KernelKills) -> Verdict:
         base,
         cause=Cause.host_oom,
         sentence=f"{what}, because memory was full.{numbers} {counted}",
-        signature=f"host_oom:rank{base.culprit}:step{base.step}",
+        signature=f"host_oom:rank{','.join(map(str, base.culprits))}:step{base.step}",
         deterministic=False,
         starting=False,
         advice=(ADVICE,),
