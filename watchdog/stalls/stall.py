@@ -67,8 +67,9 @@ def find_stall(observed: Observed) -> Stall | None:
 
     Every open phase has its own clock, which starts when the phase begins or at the rank's last measured
     progress inside it. A rank is a culprit if a clock exceeds its deadline and the rank is not merely waiting
-    for others. Progress extends a phase without limit: an hour of generation that makes progress is
-    legitimate.
+    for others. Progress extends a phase without limit until the run has shown how long the phase takes, and
+    to many times that afterwards: an hour of generation that makes progress may be legitimate, a
+    generation without an end is not.
     """
     late: dict[int, PhaseClock] = {}
     quiet: dict[int, PhaseClock] = {}
@@ -152,7 +153,8 @@ def _describe_culprits(
     place = f"in {place_name(first.callback)}" if first.callback else f"in {first.phase.name}"
     if first.phase is Phase.idle:
         place = "outside train()"
-    silence = f"{place} for {_seconds(first.silent_seconds)} without progress"
+    how = "making progress without an end" if first.rule is Rule.endless else "without progress"
+    silence = f"{place} for {_seconds(first.silent_seconds)} {how}"
     if facts is not None and facts.stopped:
         cause = Cause.interpreter_stuck
         subject = f"Rank {first.rank} is stopped (SIGSTOP), {silence}"
@@ -219,6 +221,8 @@ def _basis(clock: PhaseClock, durations: Durations | None) -> str:
         basis = "with a connection to a process outside the job"
     elif clock.rule is Rule.computing:
         basis = "with CPU time as the only activity"
+    elif clock.rule is Rule.endless and durations is not None:
+        basis = f"the longest of {durations.occurrences} took {_seconds(durations.shown_seconds)}"
     elif durations is None or not durations.observed:
         basis = "nothing learned yet"
     elif clock.occurrence is Occurrence.first or not durations.count:

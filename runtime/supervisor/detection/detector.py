@@ -160,6 +160,10 @@ class HangDetector:
         """
         return self._stalls.awaited or self._exit_hangs.awaited
 
+    def outlasted(self, slots: Mapping[int, Slot | None]) -> bool:
+        """Whether a rank generates, or runs the model, for many times as long as the run ever has."""
+        return self._stalls.outlasted(slots, self._clock())
+
     @property
     def blind(self) -> dict[int, str]:
         """What could not be observed of each rank."""
