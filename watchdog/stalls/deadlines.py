@@ -201,7 +201,7 @@ def unusual_seconds(
         return math.inf
     longest = durations.longest_seconds or durations.first_seconds
     again = settings.factor_first if occurrence is Occurrence.first else settings.factor_again
-    least = max(LEAST_UNUSUAL_SECONDS, settings.floor_seconds / 2)
+    least = max(settings.floor_seconds / 2, min(settings.floor_seconds, LEAST_UNUSUAL_SECONDS))
     return max(least, settings.factor_unseen * longest, again * durations.first_seconds)
 
 

@@ -14,6 +14,7 @@ from enum import Enum
 
 from grpo_run.watchdog.observation import Phase, PhaseKey, Slot
 from grpo_run.watchdog.stalls.deadlines import (
+    LEAST_UNUSUAL_SECONDS,
     Occurrence,
     computing_deadline_seconds,
     deadline_seconds,
@@ -146,7 +147,8 @@ def has_outlasted(slot: Slot, observed: Observed) -> bool:
         began = max(here.since_seconds, observed.since_seconds)
         took = until - began - _inner_seconds((slot.rank, depth, here), began, observed)
         occurrence = Occurrence.later if here.key in completed else Occurrence.first
-        if took > unusual_seconds(here.phase, observed.learned.get(here.key), occurrence, settings):
+        longest = unusual_seconds(here.phase, observed.learned.get(here.key), occurrence, settings)
+        if took > max(LEAST_UNUSUAL_SECONDS, longest):
             return True
     return False
 
