@@ -55,7 +55,7 @@ class HangMonitor:
         self._history = history
         self._suspicion: str | None = None
         self._board: Board | None = None
-        self._awaited_shown: tuple[int | None, float] = (None, -math.inf)
+        self._awaited_shown: tuple[tuple[int, str] | None, float] = (None, -math.inf)
         self._durations_written_at = time.monotonic()
         self._step = StepClock(detector.settings, time.monotonic())
 
@@ -104,7 +104,7 @@ class HangMonitor:
     def _show_awaited(self) -> None:
         """Publish which rank is waited for: at once if that ends or another one is, else once a second."""
         awaited, now = self.detector.awaited, time.monotonic()
-        rank = awaited.rank if awaited is not None else None
+        shown = (awaited.rank, awaited.place) if awaited is not None else None
         if awaited is not None and awaited.outside and awaited.unknown_wait:
             seconds, place = now - awaited.since_seconds, awaited.callback or awaited.phase.name
             text = (
@@ -115,12 +115,11 @@ class HangMonitor:
             if seconds >= self.detector.settings.outside_limit_seconds:  # one that is known may be ended
                 self._reporter.warn_once(0, "unknown wait", text)
         if awaited is not None and awaited.unusual:
-            self._reporter.warn_once(
-                awaited.rank, f"long {awaited.since_seconds}", self._unusual(awaited, now)
-            )
-        if rank == self._awaited_shown[0] and now - self._awaited_shown[1] < AWAITED_EVERY_SECONDS:
+            subject = f"long {awaited.since_seconds}"
+            self._reporter.warn_once(awaited.rank, subject, self._unusual(awaited, now))
+        if shown == self._awaited_shown[0] and now - self._awaited_shown[1] < AWAITED_EVERY_SECONDS:
             return
-        self._awaited_shown = rank, now
+        self._awaited_shown = shown, now
         if self._board is not None:
             self._board.write_awaited(awaited)
 

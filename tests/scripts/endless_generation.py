@@ -20,7 +20,7 @@ import torch.distributed as dist
 RANK, RANKS = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
 TOKENS = 6
 """Tokens of a completion that ends."""
-FORMS = ("generate", "rollout", "streaming", "consensus", "loop")
+FORMS = ("generate", "rollout", "streaming", "capped", "consensus", "loop")
 
 
 class Endless:
@@ -56,14 +56,16 @@ def next_token(model: Any, ids: torch.Tensor) -> torch.Tensor:
     return torch.cat([ids, logits[:, 3:].argmax(-1, keepdim=True) + 3], dim=1)
 
 
-def by_rollout_func(endless: Endless, pause: float) -> Callable[..., Any]:
-    """Return a `rollout_func` whose loop may have no end."""
+def by_rollout_func(endless: Endless, pause: float, *, together: bool) -> Callable[..., Any]:
+    """Return a `rollout_func` whose loop may have no end, on this rank or on all of them together."""
+    from grpo_run.trainers import consensus
 
     def rollout(prompts: list[str], trainer: Any) -> dict[str, Any]:
         batch = trainer.processing_class(text=prompts, return_tensors="pt", padding=True)
         ids, never = batch["input_ids"], endless.begins(trainer.state.global_step + 1)
         width = ids.shape[1]
-        for _ in lengths(never):
+        left = lengths(never)
+        for _ in consensus.while_any(lambda: next(left, None) is not None) if together else left:
             ids = next_token(trainer.model, ids)  # ENDLESS: rollout
             time.sleep(pause * never)
         completions = ids[:, width : width + TOKENS].tolist()
@@ -91,7 +93,8 @@ def never_stop(trainer: Any, endless: Endless) -> None:
 
 def train(arguments: Any, endless: Endless) -> None:
     """Train with TRL."""
-    own = by_rollout_func(endless, 0.5 if arguments.form == "streaming" else 0.0)
+    pause = 0.5 if arguments.form == "streaming" else 0.0
+    own = by_rollout_func(endless, pause, together=arguments.form == "capped")
     trainer = tiny.rollout_trainer(
         arguments, **({} if arguments.form == "generate" else {"rollout_func": own})
     )

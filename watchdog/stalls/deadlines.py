@@ -201,7 +201,8 @@ def unusual_seconds(
         return math.inf
     longest = durations.longest_seconds or durations.first_seconds
     again = settings.factor_first if occurrence is Occurrence.first else settings.factor_again
-    least = max(settings.floor_seconds / 2, min(settings.floor_seconds, LEAST_UNUSUAL_SECONDS))
+    floor = settings.floor_seconds
+    least = max(floor / 2, min(LEAST_UNUSUAL_SECONDS, 0.75 * floor))  # before it is ended
     return max(least, settings.factor_unseen * longest, again * durations.first_seconds)
 
 

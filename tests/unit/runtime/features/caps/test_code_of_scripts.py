@@ -221,8 +221,8 @@ def test_what_a_loop_does_not_show_is_said_once(session: Any, monkeypatch: pytes
     assert loop.said == [
         "--generation max_completion_length: a hand-written loop has no configuration of TRL's",
         (
-            "--generation repetition: the first step of loop 1 does not call transformers' `generate`, and its"
-            " tokens are not seen; remove the cap, and use grpo_run.trainers.caps.Repetition in its loop"
+            "--generation repetition: the first step of loop 1 does not call transformers' `generate`, and"
+            " its tokens are not seen; remove the cap, and use grpo_run.trainers.caps.Repetition in its loop"
         ),
     ]
     loop.hooks.close()
