@@ -142,11 +142,10 @@ def diagnose_slow_stop(
     """
     step, locations = last_step(slots), stack_locations(stacks)
     when = "" if _trains_without_trainer(slots) else f", after step {step}"
-    at_work = [
-        rank
-        for rank, slot in sorted(slots.items())
-        if not ((slot is not None and slot.phase is Phase.vote) or _waits_for_ranks(stacks.get(rank, ())))
-    ]
+    voting = {rank for rank, slot in slots.items() if slot is not None and slot.phase is Phase.vote}
+    others = sorted({*slots} - voting)
+    # each token of a rank may be a collective, in which it is seen
+    at_work = [rank for rank in others if not _waits_for_ranks(stacks.get(rank, ()))] or others
     culprits = tuple(at_work) if len(at_work) == 1 < len(slots) else ()
     phase = _phase(slots, culprits or sorted(slots))
     named = ""
