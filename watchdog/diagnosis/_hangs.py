@@ -117,7 +117,7 @@ def diagnose_stall(
         phase=stall.phase.name if stall.phase is not None else None,
         confidence=stall.confidence,
         sentence=sentence,
-        signature=_signature(str(stall.cause), place, step),
+        signature=_signature(str(stall.cause), None if stall.goes_on else place, step),
         deterministic=math.isinf(stall.lasts_seconds) and not _trains_without_trainer(slots),
         location=place,
         locations=_only(locations, {*stall.culprits, *stall.waiters}),

@@ -72,6 +72,8 @@ def find_awaited_rank(
         for rank, slot in watched.items()
         if rank not in merely_waiting and (waiting.get(rank) is not None or observed.goes_on(slot))
     ]
+    # one that was seen in a collective may only now begin to wait
+    own_work = [rank for rank in own_work if not waiting.get(rank)] or own_work
     if len(own_work) == len(watched) > 1:
         # no record tells who waits; next to ranks that do nothing, those that work are waited for
         working = [rank for rank in own_work if busy.get(rank)]

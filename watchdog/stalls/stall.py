@@ -28,6 +28,7 @@ class Stall:
     callback in which the first culprit is, "" outside callbacks. `alone` is, for each of several culprits,
     the stall if it is the only one, for a diagnosis that clears the others. `lasts_seconds` is how long the
     phase is known to last without progress; 0 if that is unknown, infinity for a hang that cannot end.
+    `goes_on`: the first culprit makes progress, so its line changes.
     """
 
     cause: Cause
@@ -41,6 +42,7 @@ class Stall:
     confidence: str = "deadline"
     callback: str = ""
     lasts_seconds: float = 0.0
+    goes_on: bool = False
     alone: Mapping[int, Stall] = field(default_factory=dict)
 
     @property
@@ -126,6 +128,10 @@ def _find_culprits(
     ]
     # next to a rank that is known not to wait, one that may wait is not blamed
     culprits = [phase for phase in culprits if phase.rank in waiting or phase.rank in frozen] or culprits
+    # likewise one that made progress until it was seen in a collective: it may only now begin to wait
+    culprits = [
+        phase for phase in culprits if not (phase.rule is Rule.endless and waiting.get(phase.rank))
+    ] or culprits
     if not culprits:
         if merely_waiting != overdue.keys() or merely_waiting != known.keys() or blind or not whole_world:
             # a rank whose thread keeps its interpreter from running cannot return from a finished collective
@@ -185,6 +191,7 @@ def _describe_culprits(
         waited_seconds=first.silent_seconds,
         sentence=f"{subject} (deadline {_seconds(first.deadline_seconds)}, {basis}){others}{kernel}.",
         uninterruptible=bool(sleeping),
+        goes_on=first.rule is Rule.endless,
         alone={
             one.rank: _describe_culprits(
                 (one,), tuple(sorted({*waiters, *blamed} - {one.rank})), processes, durations
