@@ -142,3 +142,12 @@ def test_a_rollout_func_whose_tokens_are_not_seen_refuses_the_cap(runs: Runs) ->
     """In one line, at the first rollout."""
     run = endless(runs, "rollout", "--generation", "repetition=16").ended(2)
     assert "--generation repetition: this trainer's `rollout_func` does not call" in run.printed()
+
+
+@pytest.mark.full
+@pytest.mark.timeout(300)
+def test_long_generations_of_a_healthy_run_are_neither_told_of_nor_ended(runs: Runs) -> None:
+    """The first one, and of one rank 20 times as long as ever, beyond the floor of the deadlines."""
+    run = endless(runs, "healthy").ended()
+    assert run.events("incident") == []
+    assert [one["text"] for one in run.events("warning") if "without an end" in one["text"]] == []

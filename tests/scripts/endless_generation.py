@@ -20,7 +20,10 @@ import torch.distributed as dist
 RANK, RANKS = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
 TOKENS = 6
 """Tokens of a completion that ends."""
-FORMS = ("generate", "rollout", "streaming", "capped", "consensus", "loop")
+FORMS = ("generate", "rollout", "streaming", "capped", "healthy", "consensus", "loop")
+LONG = {1: 60, 5: 130, 8: 140, 9: 300}
+"""Tokens of the healthy form at some steps on the last rank: the first rollout, and lengths that grow to 20
+times the longest."""
 
 
 class Endless:
@@ -56,7 +59,7 @@ def next_token(model: Any, ids: torch.Tensor) -> torch.Tensor:
     return torch.cat([ids, logits[:, 3:].argmax(-1, keepdim=True) + 3], dim=1)
 
 
-def by_rollout_func(endless: Endless, pause: float, *, together: bool) -> Callable[..., Any]:
+def by_rollout_func(endless: Endless, pause: float, *, together: bool, healthy: bool) -> Callable[..., Any]:
     """Return a `rollout_func` whose loop may have no end, on this rank or on all of them together."""
     from grpo_run.trainers import consensus
 
@@ -64,10 +67,11 @@ def by_rollout_func(endless: Endless, pause: float, *, together: bool) -> Callab
         batch = trainer.processing_class(text=prompts, return_tensors="pt", padding=True)
         ids, never = batch["input_ids"], endless.begins(trainer.state.global_step + 1)
         width = ids.shape[1]
-        left = lengths(never)
+        long = range(LONG.get(trainer.state.global_step + 1, TOKENS) if RANK == RANKS - 1 else TOKENS)
+        left = iter(long) if healthy else lengths(never)
         for _ in consensus.while_any(lambda: next(left, None) is not None) if together else left:
             ids = next_token(trainer.model, ids)  # ENDLESS: rollout
-            time.sleep(pause * never)
+            time.sleep(pause * (never or healthy))
         completions = ids[:, width : width + TOKENS].tolist()
         return {
             "prompt_ids": ids[:, :width].tolist(),
@@ -93,8 +97,10 @@ def never_stop(trainer: Any, endless: Endless) -> None:
 
 def train(arguments: Any, endless: Endless) -> None:
     """Train with TRL."""
-    pause = 0.5 if arguments.form == "streaming" else 0.0
-    own = by_rollout_func(endless, pause, together=arguments.form == "capped")
+    pause = {"streaming": 0.5, "healthy": 0.03}.get(arguments.form, 0.0)
+    own = by_rollout_func(
+        endless, pause, together=arguments.form == "capped", healthy=arguments.form == "healthy"
+    )
     trainer = tiny.rollout_trainer(
         arguments, **({} if arguments.form == "generate" else {"rollout_func": own})
     )
