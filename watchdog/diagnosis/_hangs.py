@@ -23,6 +23,10 @@ from grpo_run.watchdog.stalls.stall import Stall
 from grpo_run.watchdog.verdict import Location, Verdict
 from grpo_run.watchdog.waits.sentences import ANOTHER_THREAD, name_lock
 
+ENDLESS_ADVICE = (
+    "Check what ends the loop at this line. If it may take this long, raise --deadline-floor; what generates"
+    " can be limited with --generation max_time=SECONDS."
+)
 RECORDER = f"{OUR_ROOT}/runtime/rank/collective_recorder.py"
 """Its code is around every collective of a rank."""
 EXCHANGE = f"{OUR_ROOT}/runtime/board/exchange.py"
@@ -122,7 +126,7 @@ def diagnose_stall(
         location=place,
         locations=_only(locations, {*stall.culprits, *stall.waiters}),
         waiters=stall.waiters,
-        advice=_advice(stall.cause),
+        advice=(ENDLESS_ADVICE,) if stall.goes_on else _advice(stall.cause),
         uninterruptible=stall.uninterruptible,
         counted=not _trains_without_trainer(slots),
         failed_reward=(
