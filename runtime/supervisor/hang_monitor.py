@@ -114,7 +114,8 @@ class HangMonitor:
             )
             if seconds >= self.detector.settings.outside_limit_seconds:  # one that is known may be ended
                 self._reporter.warn_once(0, "unknown wait", text)
-        if awaited is not None and awaited.unusual:
+        # a step that all ranks spend on something else is a matter of the script
+        if awaited is not None and awaited.unusual and (awaited.waiters or awaited.phase is Phase.generate):
             subject = f"long {awaited.since_seconds}"
             self._reporter.warn_once(awaited.rank, subject, self._unusual(awaited, now))
         if shown == self._awaited_shown[0] and now - self._awaited_shown[1] < AWAITED_EVERY_SECONDS:
@@ -133,7 +134,7 @@ class HangMonitor:
         ends = f"; if it goes on, it is ended after {duration_text(limit)}" if math.isfinite(limit) else ""
         return (
             f"rank {awaited.rank} has been in {awaited.phase.name} for"
-            f" {duration_text(now - awaited.since_seconds)} without an end{place}; the longest of"
+            f" {duration_text(now - awaited.since_seconds)} and goes on{place}; the longest of"
             f" {shown.occurrences} before took {duration_text(shown.shown_seconds)}{waiters}{ends}"
         )
 

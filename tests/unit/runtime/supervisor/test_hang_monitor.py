@@ -210,7 +210,7 @@ def test_a_rank_that_goes_on_for_far_longer_than_ever_is_told_of_once(
         scene.detector.awaited = replace(awaited, since_seconds=since, deadline_at_seconds=limit)
         scene.poll(None)
     usual = (
-        "s without an end, at train.py:7 in main; the longest of 3 before took 3 s; ranks 0 and 2 wait for it"
+        "s and goes on, at train.py:7 in main; the longest of 3 before took 3 s; ranks 0 and 2 wait for it"
     )
     assert scene.messages == [
         f"rank 1 has been in generate for 90 {usual}; if it goes on, it is ended after 5 min",
