@@ -134,6 +134,8 @@ def _rank_line(rank: Mapping[str, Any], state: str) -> str:
     if rank["trains_without_trainer"]:
         return f"rank {rank['rank']}: trains with no Trainer and no loop, pid {rank['pid']}"
     where = rank["state"] if phase is None else f"phase {phase} for {duration_text(rank['phase_seconds'])}"
+    if rank["waits_for"] is not None:
+        where += f", waits for rank {rank['waits_for']}"
     return f"rank {rank['rank']}: step {rank['step']}, {where}, pid {rank['pid']}"
 
 

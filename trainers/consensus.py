@@ -22,7 +22,8 @@ import threading
 from collections.abc import Callable, Iterator
 
 from grpo_run.runtime.errors import UsageError
-from grpo_run.runtime.rank.consensus import CallSite, ConsensusCall, agree, exchange
+from grpo_run.runtime.rank.consensus import CallSite, ConsensusCall, Turns, agree, exchange
+from grpo_run.runtime.rank.rollouts import limits
 
 __all__ = ["all", "any", "while_any"]
 
@@ -69,10 +70,17 @@ def while_any(more: Callable[[], bool]) -> Iterator[None]:
 
 
 def _iterate(site: CallSite, more: Callable[[], bool]) -> Iterator[None]:
-    iteration = 1
-    while _decide(site, more(), iteration):
-        yield
-        iteration += 1
+    iteration, turns = 1, Turns()
+    try:
+        while True:
+            flag = bool(more()) and not limits.out_of_time(iteration)
+            turns.show(flag)
+            if not _decide(site, flag, iteration):
+                return
+            yield
+            iteration += 1
+    finally:
+        turns.end()
 
 
 def _site(function: str, argument: object) -> CallSite:

@@ -38,6 +38,7 @@ class Cause(TextEnum):
     learning_collapse = "learning_collapse"
     no_progress = "no_progress"
     preempted = "preempted"
+    stopped = "stopped"
     node_lost = "node_lost"
     unknown = "unknown"
 

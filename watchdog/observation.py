@@ -186,6 +186,11 @@ class Slot(SlotFields):
         return self.phases[-1].phase if self.phases else None
 
     @property
+    def generating_since(self) -> float | None:
+        """When the open generation began; None outside one."""
+        return next((one.since_seconds for one in self.phases if one.phase is Phase.generate), None)
+
+    @property
     def open_phases(self) -> tuple[OpenPhase, ...]:
         """The open phases, outermost first.
 

@@ -45,6 +45,7 @@ _STOPS_AT = 40
 AWAITED_FIELD_AT = 256
 MAX_AWAITED_TEXT_BYTES = 2048
 MAX_CALLBACK_CHARACTERS = 200
+MAX_PLACE_CHARACTERS = 100
 MAX_WAITERS = 64
 READ_ATTEMPTS = 10
 
@@ -198,7 +199,10 @@ class BoardHeader:
 
 def _encode(awaited: AwaitedRank) -> bytes:
     short = dataclasses.replace(
-        awaited, callback=awaited.callback[:MAX_CALLBACK_CHARACTERS], waiters=awaited.waiters[:MAX_WAITERS]
+        awaited,
+        callback=awaited.callback[:MAX_CALLBACK_CHARACTERS],
+        place=awaited.place[:MAX_PLACE_CHARACTERS],
+        waiters=awaited.waiters[:MAX_WAITERS],
     )
     return json.dumps(to_json(short), ensure_ascii=False).encode(errors="replace")
 

@@ -60,6 +60,7 @@ def waiting_text(awaited: AwaitedRank, now: float) -> str:
     where = place_name(awaited.callback) if awaited.callback else _name(awaited.phase)
     if awaited.exiting:
         where = "exit after its last line"
+    where += f" at {awaited.place}" if awaited.place else ""
     to = f", connected to {awaited.outside}" if awaited.outside else ""
     deadline = awaited.deadline_seconds
     limit = f" (deadline {duration_text(deadline)})" if math.isfinite(deadline) else ""

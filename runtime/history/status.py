@@ -136,10 +136,16 @@ class RunStatus:
             "callback": awaited.callback or None,
             "seconds": self._age(awaited.since_seconds),
             "deadline_seconds": round(limit, 3) if math.isfinite(limit := awaited.deadline_seconds) else None,
+            "place": awaited.place or None,
             "busy": awaited.busy,
             "waiters": list(awaited.waiters),
             "outside": awaited.outside or None,
         }
+
+    def _waits_for(self, rank: int) -> int | None:
+        """The rank that this one waits for; None if it does not wait, or that is not known."""
+        awaited = self.awaited if self.state in WAITING_STATES else None
+        return awaited.rank if awaited is not None and rank in awaited.waiters else None
 
     def _rank_as_json(self, local_rank: int, slot: Slot | None) -> dict[str, Any]:
         """What a local rank does; one that cannot be observed, as while it starts, has its pid at most."""
@@ -160,6 +166,7 @@ class RunStatus:
             "phase": phase.phase.name if phase is not None else None,
             "callback": slot.callback or None,
             "phase_seconds": self._age(phase.since_seconds) if phase is not None else None,
+            "waits_for": self._waits_for(slot.rank),
             "seconds_since_progress": self._age(slot.last_progress_seconds),
             "memory": memory.as_json() if memory is not None else None,
         }

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 from grpo_run.runtime.errors import ConsensusError, UsageError
 from grpo_run.runtime.rank.session import Session, current, is_forked_from_rank
 from grpo_run.watchdog.deadlocks.collectives import CONSENSUS_GROUP
+from grpo_run.watchdog.observation import Phase
 from grpo_run.watchdog.text import rank_names
 
 if TYPE_CHECKING:
@@ -209,6 +210,45 @@ def describe(places: Sequence[tuple[ConsensusCall | None, Sequence[int]]]) -> st
             *lines,
         ]
     )
+
+
+IN_STEPS = frozenset({Phase.data, Phase.generate, Phase.forward_backward})
+"""Phases in which a script's own loop of `while_any` generates."""
+
+
+class Turns:
+    """Shows on the board what this rank does in a loop of `while_any` inside a step: it generates while it
+    has something left to do, and waits for the others afterwards. A script's loop elsewhere is not shown.
+    """
+
+    def __init__(self) -> None:
+        session = current()
+        slot = session.slot if session is not None else None
+        self._slot = slot if slot is not None and slot.running in IN_STEPS else None
+        self._opened = self._slot is not None and self._slot.running is not Phase.generate
+        if self._slot is not None and self._opened:
+            self._slot.enter(Phase.generate)
+        self._waits = False
+
+    def show(self, more: bool) -> None:
+        """Show what the next turn is for this rank.
+
+        Args:
+            more: it has something left to do.
+        """
+        if self._slot is None or self._waits is not more:
+            return
+        self._waits = not more
+        if more:
+            self._slot.leave(Phase.vote)
+        else:
+            self._slot.enter(Phase.vote)
+
+    def end(self) -> None:
+        """The loop is over."""
+        self.show(True)
+        if self._slot is not None and self._opened:
+            self._slot.leave(Phase.generate)
 
 
 _groups: dict[Session, VoteGroup] = {}

@@ -21,6 +21,8 @@ from typing import Any
 from grpo_run.runtime.rank.collective_recorder import Recorder
 from grpo_run.runtime.upstream import process_names, torch_names
 from grpo_run.watchdog.deadlocks.positions import THREADS_HANDLER, ThreadReport
+from grpo_run.watchdog.evidence.source import is_user_file
+from grpo_run.watchdog.verdict import Location
 
 NEVER_ISSUE_COLLECTIVES = (
     "grpo_run.runtime.rank.heartbeat",
@@ -108,6 +110,18 @@ def report_threads(recorder: Recorder) -> ThreadReport:
         in_backward=_context_switches(os.getpid()) if in_backward else None,
         issued=recorder.issued(),
         uses_futures=recorder.uses_futures,
+        at=_line_of_script(frames.get(main)) if main is not None else "",
+    )
+
+
+def _line_of_script(frame: FrameType | None) -> str:
+    """Where a thread is in the script; empty if it is not in it."""
+    while frame is not None and not is_user_file(frame.f_code.co_filename):
+        frame = frame.f_back
+    return (
+        ""
+        if frame is None
+        else Location(file=frame.f_code.co_filename, line=frame.f_lineno, function=frame.f_code.co_name).short
     )
 
 

@@ -23,7 +23,10 @@ from grpo_run.runtime.supervisor.attempt import Attempt
 from grpo_run.runtime.supervisor.detection.detector import HangDetector
 from grpo_run.runtime.supervisor.detection.finding import HangFinding
 from grpo_run.watchdog.observation import Phase, Slot
+from grpo_run.watchdog.stalls.awaited import AwaitedRank
+from grpo_run.watchdog.stalls.durations import Durations
 from grpo_run.watchdog.stalls.step_clock import StepClock
+from grpo_run.watchdog.text import duration_text, rank_names
 
 PHASE_DURATIONS_EVERY_SECONDS = 60.0
 """How often phase durations are written to the journal and compared between ranks."""
@@ -52,7 +55,7 @@ class HangMonitor:
         self._history = history
         self._suspicion: str | None = None
         self._board: Board | None = None
-        self._awaited_shown: tuple[int | None, float] = (None, -math.inf)
+        self._awaited_shown: tuple[tuple[int, str] | None, float] = (None, -math.inf)
         self._durations_written_at = time.monotonic()
         self._step = StepClock(detector.settings, time.monotonic())
 
@@ -101,7 +104,7 @@ class HangMonitor:
     def _show_awaited(self) -> None:
         """Publish which rank is waited for: at once if that ends or another one is, else once a second."""
         awaited, now = self.detector.awaited, time.monotonic()
-        rank = awaited.rank if awaited is not None else None
+        shown = (awaited.rank, awaited.place) if awaited is not None else None
         if awaited is not None and awaited.outside and awaited.unknown_wait:
             seconds, place = now - awaited.since_seconds, awaited.callback or awaited.phase.name
             text = (
@@ -111,11 +114,33 @@ class HangMonitor:
             )
             if seconds >= self.detector.settings.outside_limit_seconds:  # one that is known may be ended
                 self._reporter.warn_once(0, "unknown wait", text)
-        if rank == self._awaited_shown[0] and now - self._awaited_shown[1] < AWAITED_EVERY_SECONDS:
+        # a step that all ranks spend on something else is a matter of the script
+        if awaited is not None and awaited.unusual and (awaited.waiters or awaited.phase is Phase.generate):
+            subject = f"long {awaited.since_seconds}"
+            self._reporter.warn_once(awaited.rank, subject, self._unusual(awaited, now))
+        if shown == self._awaited_shown[0] and now - self._awaited_shown[1] < AWAITED_EVERY_SECONDS:
             return
-        self._awaited_shown = rank, now
+        self._awaited_shown = shown, now
         if self._board is not None:
             self._board.write_awaited(awaited)
+
+    def _unusual(self, awaited: AwaitedRank, now: float) -> str:
+        """What is said of a rank that makes progress for far longer than it ever has."""
+        shown = self.detector.phase_durations.current(now).durations.get(awaited.phase, Durations())
+        place = f", at {awaited.place}" if awaited.place else ""
+        wait = "waits" if len(awaited.waiters) == 1 else "wait"
+        waiters = f"; {rank_names(awaited.waiters)} {wait} for it" if awaited.waiters else ""
+        limit = awaited.deadline_seconds
+        ends = f"; if it goes on, it is ended after {duration_text(limit)}" if math.isfinite(limit) else ""
+        return (
+            f"rank {awaited.rank} has been in {awaited.phase.name} for"
+            f" {duration_text(now - awaited.since_seconds)} and goes on{place}; the longest of"
+            f" {shown.occurrences} before took {duration_text(shown.shown_seconds)}{waiters}{ends}"
+        )
+
+    def outlasted(self, slots: Mapping[int, Slot | None]) -> bool:
+        """Whether a rank generates, or runs the model, for many times as long as the run ever has."""
+        return self.detector.outlasted(slots)
 
     def _check_step(self, slots: Mapping[int, Slot | None]) -> HangFinding | None:
         """Report a step that is slow, once; return one that can have no end."""

@@ -28,6 +28,10 @@ from grpo_run.runtime.supervisor.stop_means import (
 from grpo_run.watchdog.observation import Exit, RankState, Slot
 from grpo_run.watchdog.text import duration_text
 
+LEAST_STOP_SECONDS = 5.0
+"""Time that ranks have for a stop, however short their steps are."""
+STOP_STEPS = 2
+"""A stop takes effect within so many steps."""
 AFTER_SAVE_SECONDS = 1.0
 """Time for what a script does after a save, such as a mark that it is complete."""
 
@@ -190,6 +194,16 @@ class StopRequest:
         self._deadline += seconds
         if self._handlers_until is not None:
             self._handlers_until += seconds
+
+    def takes_long(self, now: float, step_seconds: float | None) -> bool:
+        """Return whether the stop was requested longer ago than it takes ranks whose steps end.
+
+        Args:
+            now: monotonic seconds.
+            step_seconds: how long a step usually takes; None if unknown.
+        """
+        usual = max(LEAST_STOP_SECONDS, STOP_STEPS * (step_seconds or 0.0))
+        return self._requested_at is not None and now >= self._requested_at + usual
 
     def expired(self, now: float) -> bool:
         """Return whether the deadline of the stop has passed."""

@@ -394,7 +394,9 @@ class Supervisor:
 
     def _check_for_hangs(self, ranks: RankGroup, slots: dict[int, Slot | None]) -> Directive:
         """No rank has failed: check whether one hangs, or takes too long to stop."""
-        if self.stop.expired(time.monotonic()):
+        now = time.monotonic()
+        endless = self.stop.takes_long(now, self.history.step_seconds()) and self._hangs.outlasted(slots)
+        if endless or self.stop.expired(now):
             self._report_slow_stop(ranks)
             if self.stop.means(self.attempt, slots) is not StopMeans.save:
                 return self._end(RunEvent.stopped, stop_code(self.history))

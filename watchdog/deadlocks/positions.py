@@ -217,7 +217,8 @@ class ThreadReport(BaseModel):
     context switches, which does not change while it sleeps. `active` describes every other thread.
     `in_backward`: the main thread is in C++ code of a DDP backward pass, with this number of context
     switches. `issued` is how many collectives the rank has issued in each group that Python has used.
-    `uses_futures`: the completion of a collective may run code of the script.
+    `uses_futures`: the completion of a collective may run code of the script. `at` is the line of the script
+    in which the main thread is: `train.py:88 in reward`.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -228,6 +229,7 @@ class ThreadReport(BaseModel):
     in_backward: int | None
     issued: Mapping[str, int]
     uses_futures: bool
+    at: str = ""
 
 
 def with_threads(position: Position, report: ThreadReport | None) -> Position:

@@ -16,12 +16,20 @@ from grpo_run.watchdog.deadlocks.deadlock import Deadlock
 from grpo_run.watchdog.diagnosis._place import last_step
 from grpo_run.watchdog.diagnosis._rewards import hung_reward
 from grpo_run.watchdog.diagnosis.exits import is_victim
-from grpo_run.watchdog.evidence.source import is_user_file
+from grpo_run.watchdog.evidence.source import OUR_ROOT, is_user_file
 from grpo_run.watchdog.evidence.stacks import Stack, main_stack, user_location
 from grpo_run.watchdog.observation import Exit, Phase, Slot
 from grpo_run.watchdog.stalls.stall import Stall
 from grpo_run.watchdog.verdict import Location, Verdict
 from grpo_run.watchdog.waits.sentences import ANOTHER_THREAD, name_lock
+
+ENDLESS_ADVICE = (
+    "Check what ends the loop at this line. If it may take this long, raise --deadline-floor; what generates"
+    " can be limited with --generation max_time=SECONDS."
+)
+RECORDER = f"{OUR_ROOT}/runtime/rank/collective_recorder.py"
+"""Its code is around every collective of a rank."""
+EXCHANGE = f"{OUR_ROOT}/runtime/board/exchange.py"
 
 ADVICE = {
     Cause.collective_mismatch: (
@@ -113,12 +121,12 @@ def diagnose_stall(
         phase=stall.phase.name if stall.phase is not None else None,
         confidence=stall.confidence,
         sentence=sentence,
-        signature=_signature(str(stall.cause), place, step),
+        signature=_signature(str(stall.cause), None if stall.goes_on else place, step),
         deterministic=math.isinf(stall.lasts_seconds) and not _trains_without_trainer(slots),
         location=place,
         locations=_only(locations, {*stall.culprits, *stall.waiters}),
         waiters=stall.waiters,
-        advice=_advice(stall.cause),
+        advice=(ENDLESS_ADVICE,) if stall.goes_on else _advice(stall.cause),
         uninterruptible=stall.uninterruptible,
         counted=not _trains_without_trainer(slots),
         failed_reward=(
@@ -132,18 +140,32 @@ def diagnose_stall(
 def diagnose_slow_stop(
     seconds: float, slots: Mapping[int, Slot | None], stacks: Mapping[int, Sequence[Stack]]
 ) -> Verdict:
-    """Return the verdict when ranks did not stop within `seconds` after a stop request."""
-    step = last_step(slots)
+    """Return the verdict when ranks did not stop within `seconds` after a stop request.
+
+    Named is the only rank that does not wait for others.
+    """
+    step, locations = last_step(slots), stack_locations(stacks)
     when = "" if _trains_without_trainer(slots) else f", after step {step}"
+    voting = {rank for rank, slot in slots.items() if slot is not None and slot.phase is Phase.vote}
+    others = sorted({*slots} - voting)
+    # each token of a rank may be a collective, in which it is seen
+    at_work = [rank for rank in others if not _waits_for_ranks(stacks.get(rank, ()))] or others
+    culprits = tuple(at_work) if len(at_work) == 1 < len(slots) else ()
+    phase = _phase(slots, culprits or sorted(slots))
+    named = ""
+    if culprits and phase is not None:
+        place = locations.get(culprits[0])
+        named = f": rank {culprits[0]} was in {phase}" + (f", at {place.short}" if place is not None else "")
     return Verdict(
-        cause=Cause.unknown,
+        cause=Cause.stopped,
+        culprits=culprits,
         step=step,
-        phase=_phase(slots, sorted(slots)),
+        phase=phase,
         confidence="deadline",
-        sentence=f"Ranks did not stop within {seconds:g} s after the stop request{when}.",
+        sentence=f"Ranks did not stop within {seconds:g} s after the stop request{when}{named}.",
         signature=f"slow_stop:step{step}",
-        locations=stack_locations(stacks),
-        waiters=tuple(sorted(slots)),
+        locations=locations,
+        waiters=tuple(sorted({*slots} - {*culprits})),
         counted=not _trains_without_trainer(slots),
     )
 
@@ -182,13 +204,18 @@ def _trains_without_trainer(slots: Mapping[int, Slot | None]) -> bool:
 
 
 def _waits_for_ranks(threads: Sequence[Stack]) -> bool:
-    """Whether the main thread is inside `torch.distributed`, for example in a store while groups are created.
+    """Whether the main thread is inside `torch.distributed`, or waits for what other ranks send through the
+    board.
 
-    No record shows such a wait: on the board the rank looks as silent as the rank that it waits for.
+    No record shows a wait in a store while groups are created: on the board the rank looks as silent as the
+    rank that it waits for.
     """
     main = main_stack(threads)
     frames = [frame for frame in main.frames if frame.line] if main is not None else []
-    return bool(frames) and "torch/distributed/" in frames[0].file
+    if frames and frames[0].file == EXCHANGE:
+        return True
+    outer = [frame for frame in frames if frame.file != RECORDER]
+    return bool(outer) and "torch/distributed/" in outer[0].file
 
 
 def _name_lock(threads: Sequence[Stack]) -> str:

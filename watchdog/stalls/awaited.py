@@ -27,7 +27,8 @@ class AwaitedRank:
     the CPU or transfer data; None if unknown. `waiters` wait for it, or may do so; empty for the only rank of
     a run. `exiting`: its script has run its last line, and the run waits for its process. `outside` names
     the processes outside the job that it is connected to while it does nothing. `unknown_wait`: the run has
-    yet to show how long that takes.
+    yet to show how long that takes. `unusual`: it makes progress, and has taken many times as long as the
+    phase ever has. `place` is its line of the script, as far as that was looked up.
     """
 
     rank: int
@@ -40,6 +41,8 @@ class AwaitedRank:
     exiting: bool = False
     outside: str = ""
     unknown_wait: bool = False
+    unusual: bool = False
+    place: str = ""
 
     @property
     def deadline_seconds(self) -> float:
@@ -62,30 +65,33 @@ def find_awaited_rank(
     """
     waiting, still = observed.waiting, observed.still
     watched = {rank: slot for rank, slot in observed.slots.items() if slot is not None and slot.runs_script}
-    # a rank of which it is unknown whether it waits is in a backward pass, or was in a collective on a device
-    # last: named neither way on its own, unless it goes on generating
+    # a rank of which it is unknown whether it waits is in a backward pass: named neither way on its own
+    merely_waiting = observed.merely_waiting
     own_work = [
         rank
         for rank, slot in watched.items()
-        if (waiting.get(rank) is False and slot.phase is not Phase.vote)
-        or (rank not in waiting and slot.phase is Phase.generate and still.get(rank, 1.0) < 1.0)
+        if rank not in merely_waiting and (waiting.get(rank) is not None or observed.goes_on(slot))
     ]
+    # one that was seen in a collective may only now begin to wait
+    own_work = [rank for rank in own_work if not waiting.get(rank)] or own_work
     if len(own_work) == len(watched) > 1:
         # no record tells who waits; next to ranks that do nothing, those that work are waited for
         working = [rank for rank in own_work if busy.get(rank)]
         if working and all(busy.get(rank) is False for rank in own_work if rank not in working):
             own_work = working
+    waits = {rank: max(still.get(rank, 0.0), _in_vote(slot, observed.now)) for rank, slot in watched.items()}
     waiters = tuple(
-        sorted(
-            rank for rank in watched.keys() - set(own_work) if still.get(rank, 0.0) >= SHORTEST_WAIT_SECONDS
-        )
+        sorted(rank for rank in watched.keys() - set(own_work) if waits[rank] >= SHORTEST_WAIT_SECONDS)
     )
     idle = {rank for rank in own_work if busy.get(rank) is False and observed.whole_world}
     outside = {rank: name for rank, name in observed.connected.items() if rank in idle}
     alone = len(watched) == 1 or len(outside) == len(watched)
-    if not own_work or not (waiters or (alone and max(still.values(), default=0) >= SHORTEST_WAIT_SECONDS)):
+    clocks = [clock(watched[rank]) for rank in own_work]
+    unusual = any(one.unusual for one in clocks)
+    alone = alone and max(still.values(), default=0) >= SHORTEST_WAIT_SECONDS
+    if not own_work or not (waiters or alone or unusual):
         return None
-    awaited = min((clock(watched[rank]) for rank in own_work), key=lambda one: (one.since_seconds, one.rank))
+    awaited = min(clocks, key=lambda one: (one.since_seconds, one.rank))
     return AwaitedRank(
         rank=awaited.rank,
         phase=awaited.phase,
@@ -97,4 +103,10 @@ def find_awaited_rank(
         exiting=watched[awaited.rank].has_returned,
         outside=outside.get(awaited.rank, ""),
         unknown_wait=awaited.unknown_wait,
+        unusual=awaited.unusual,
     )
+
+
+def _in_vote(slot: Slot, now: float) -> float:
+    """For how long a rank has waited in the vote, in which it may take part in the others' collectives."""
+    return now - slot.phases[-1].since_seconds if slot.phase is Phase.vote else 0.0

@@ -8,7 +8,7 @@ terminates nothing.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 
 from grpo_run.watchdog.observation import SESSION_PHASES, Phase
@@ -28,6 +28,10 @@ FLOORS_OUTSIDE = 5.0
 """With a connection to a process outside the job, a lower floor lowers the least deadline to this many
 floors.
 """
+ENDLESS_PHASES = frozenset({Phase.generate, Phase.forward_backward})
+"""Phases of which every token, or every pass of the model, is progress, and that may go on so for ever."""
+LEAST_UNUSUAL_SECONDS = 5.0
+"""A shorter time is not long, however short the phase has been before."""
 SMALL_SAMPLE = 20
 """Below this number of occurrences the tail is uncertain, and the margin grows with the inverse root of the
 number."""
@@ -142,6 +146,64 @@ def computing_deadline_seconds(
     limit = deadline_seconds(phase, durations, occurrence, settings)
     longest = settings.unlearned_seconds(phase) if phase in SESSION_PHASES else settings.outside_limit_seconds
     return max(limit, longest)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Tokens:
+    """Forward passes of the model in an open generation, and how many of them a rollout takes at most; NaN
+    without such a limit.
+    """
+
+    passes: int = 0
+    limit: float = math.nan
+
+    @property
+    def end_is_near(self) -> bool:
+        """Whether the generation ends by itself within the time that it has taken."""
+        return self.limit / 2 <= self.passes <= self.limit
+
+
+def endless_deadline_seconds(
+    phase: Phase,
+    durations: Durations | None,
+    occurrence: Occurrence,
+    settings: DeadlineSettings,
+    tokens: Tokens,
+) -> float:
+    """Return how long `phase` may last although it makes progress all the time; infinite where nothing tells
+    how long is too long.
+
+    It is the deadline without progress, whose margin for outliers has no ceiling here, and no less than what
+    is told of. A generation may pause between two tokens for a process outside the job, so it has at least
+    the time of one that is connected to it, unless its tokens alone are too many; the body of a step may hold
+    an evaluation, and has that of a phase without any observation.
+
+    Args:
+        tokens: of the phase so far, if it is a generation; the others as for `deadline_seconds`.
+    """
+    told = unusual_seconds(phase, durations, occurrence, settings)
+    if math.isinf(told) or tokens.end_is_near:
+        return math.inf
+    least = settings.outside_limit_seconds
+    if phase is not Phase.generate:
+        least = settings.unlearned_seconds(phase)
+    elif tokens.passes > settings.factor_unseen * tokens.limit:
+        least = settings.floor_seconds
+    unbounded = replace(settings, ceiling_seconds=math.inf)
+    return max(told, least, deadline_seconds(phase, durations, occurrence, unbounded))
+
+
+def unusual_seconds(
+    phase: Phase, durations: Durations | None, occurrence: Occurrence, settings: DeadlineSettings
+) -> float:
+    """Return after which time a phase that makes progress is told of: `factor_unseen` times the longest."""
+    if phase not in ENDLESS_PHASES or durations is None or not durations.observed:
+        return math.inf
+    longest = durations.longest_seconds or durations.first_seconds
+    again = settings.factor_first if occurrence is Occurrence.first else settings.factor_again
+    floor = settings.floor_seconds
+    least = max(floor / 2, min(LEAST_UNUSUAL_SECONDS, 0.75 * floor))  # before it is ended
+    return max(least, settings.factor_unseen * longest, again * durations.first_seconds)
 
 
 def deadline_seconds(

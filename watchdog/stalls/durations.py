@@ -84,7 +84,7 @@ class Durations:
     @property
     def observed(self) -> bool:
         """Whether the phase has been completed at least once."""
-        return self.count > 0 or self.first_seconds > 0
+        return self.occurrences > 0
 
     @property
     def longest_seconds(self) -> float:
@@ -94,6 +94,16 @@ class Durations:
         """
         highest = max((bucket for bucket, count in enumerate(self.counts) if count), default=0)
         return max(self.max_seconds, lower_edge_seconds(highest))
+
+    @property
+    def occurrences(self) -> int:
+        """Number of occurrences, counting the first ones as one."""
+        return self.count + (self.first_seconds > 0)
+
+    @property
+    def shown_seconds(self) -> float:
+        """The longest that the phase has taken, in a first occurrence or a later one."""
+        return max(self.longest_seconds, self.first_seconds)
 
     def quantile(self, fraction: float) -> float:
         """Return the upper edge of the bucket that reaches this fraction of the occurrences; 0 without any.

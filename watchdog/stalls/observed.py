@@ -6,16 +6,20 @@ What could not be read is absent, which means unknown. Judges nothing.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 from grpo_run.watchdog.observation import OpenPhase, Phase, PhaseKey, RankState, Slot
-from grpo_run.watchdog.stalls.deadlines import DeadlineSettings
+from grpo_run.watchdog.stalls.deadlines import ENDLESS_PHASES, DeadlineSettings, Tokens
 from grpo_run.watchdog.stalls.durations import Durations
 
 HEARTBEAT_LATE_SECONDS = 3.0
 """A heartbeat thread stamps the slot about once per second; after this time without one, the interpreter is
 stuck."""
+
+PASSING_SECONDS = 2.0
+"""A rank that has moved within this time goes on."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -94,6 +98,35 @@ class NestedPhaseTime:
         return NestedPhaseTime(spent, ended_at, open_phases)
 
 
+@dataclass(frozen=True, slots=True)
+class OpenGenerations:
+    """The open generation of each rank: when it began, and the forward passes before it.
+
+    `after` returns the state after one more scan.
+    """
+
+    began: Mapping[int, tuple[float, int]] = field(default_factory=dict)
+
+    def after(self, slots: Mapping[int, Slot | None]) -> OpenGenerations:
+        """Return the state after a scan. A slot that could not be read counts as unchanged."""
+        began = dict(self.began)
+        for rank, slot in slots.items():
+            if slot is None:
+                continue
+            since = slot.generating_since
+            if since is None:
+                began.pop(rank, None)
+            elif began.get(rank, (None, 0))[0] != since:
+                began[rank] = since, slot.generation_passes
+        return OpenGenerations(began)
+
+    def tokens(self, slot: Slot) -> Tokens:
+        """Return what the rank's open generation has done so far, as far as it was seen."""
+        since, before = self.began.get(slot.rank, (None, 0))
+        known = since is not None and since == slot.generating_since
+        return Tokens(passes=slot.generation_passes - before if known else 0, limit=slot.generation_limit)
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Observed:
     """The local ranks at one check. Every mapping is by rank.
@@ -111,6 +144,8 @@ class Observed:
         computing: when each rank was last seen using the CPU; absent for never.
         still: for how many seconds each rank's slot has not changed; absent for 0.
         nested: state of `NestedPhaseTime.after`, including the current scan.
+        generations: state of `OpenGenerations.after`, likewise.
+        since_seconds: monotonic seconds; the time before it was not observed.
         exited: ranks whose process has ended.
         connected: ranks with a connection to a process outside the job, with its address, as far as it is
             known.
@@ -128,6 +163,8 @@ class Observed:
     computing: Mapping[int, float] = field(default_factory=dict)
     still: Mapping[int, float] = field(default_factory=dict)
     nested: NestedPhaseTime = field(default_factory=NestedPhaseTime)
+    generations: OpenGenerations = field(default_factory=OpenGenerations)
+    since_seconds: float = 0.0
     exited: Collection[int] = ()
     connected: Mapping[int, str] = field(default_factory=dict)
     whole_world: bool = True
@@ -155,8 +192,15 @@ class Observed:
         return frozenset(
             rank
             for rank, slot in self.known.items()
-            if not self.is_stopped(rank) and (self.waiting.get(rank, False) or slot.phase is Phase.vote)
+            if not self.is_stopped(rank)
+            and (slot.phase is Phase.vote or (self.waiting.get(rank, False) and not self.goes_on(slot)))
         )
+
+    def goes_on(self, slot: Slot) -> bool:
+        """Whether a rank generates or runs the model, which it may do in step with others: one that is seen
+        in a collective has only just entered it.
+        """
+        return slot.phase in ENDLESS_PHASES and self.still.get(slot.rank, math.inf) < PASSING_SECONDS
 
     @property
     def nobody_works_seconds(self) -> float:

@@ -14,11 +14,14 @@ from enum import Enum
 
 from grpo_run.watchdog.observation import Phase, PhaseKey, Slot
 from grpo_run.watchdog.stalls.deadlines import (
+    LEAST_UNUSUAL_SECONDS,
     Occurrence,
     computing_deadline_seconds,
     deadline_seconds,
+    endless_deadline_seconds,
     frozen_deadline_seconds,
     quiet_deadline_seconds,
+    unusual_seconds,
 )
 from grpo_run.watchdog.stalls.durations import Durations
 from grpo_run.watchdog.stalls.observed import Key, Observed
@@ -38,6 +41,8 @@ class Rule(str, Enum):
     """Nothing but CPU time for too long, in a phase in which CPU time is activity."""
     quiet = "quiet"
     """Neither CPU time nor I/O nor traffic, while all other ranks wait."""
+    endless = "endless"
+    """Progress all the time, but for far longer than the run has shown."""
     frozen = "frozen"
     """The interpreter is stopped, or one of its threads keeps it from running."""
 
@@ -48,7 +53,7 @@ class PhaseClock:
 
     `deadline_at_seconds` is when the phase will be past its deadline if nothing changes, in monotonic
     seconds. `unknown_wait`: the rank has a connection to a process outside the job, and the run has yet to
-    show how long what it does takes.
+    show how long what it does takes. `unusual`: it makes progress, and has taken far longer than it ever has.
     """
 
     rank: int
@@ -61,6 +66,7 @@ class PhaseClock:
     deadline_at_seconds: float
     rule: Rule = Rule.learned
     unknown_wait: bool = False
+    unusual: bool = False
 
     @property
     def overdue(self) -> bool:
@@ -111,21 +117,66 @@ def phase_clocks(slot: Slot, observed: Observed) -> list[PhaseClock]:
             else:
                 silent, deadline_at = idle, min(ends_at, until + limit - idle)
                 since = computing_at
-        clocks.append(
-            PhaseClock(
-                rank=slot.rank,
-                phase=here.phase,
-                callback=here.callback,
-                since_seconds=since,
-                silent_seconds=silent,
-                deadline_seconds=limit,
-                occurrence=occurrence,
-                deadline_at_seconds=deadline_at,
-                rule=rule,
-                unknown_wait=unknown,
-            )
+        clock = PhaseClock(
+            rank=slot.rank,
+            phase=here.phase,
+            callback=here.callback,
+            since_seconds=since,
+            silent_seconds=silent,
+            deadline_seconds=limit,
+            occurrence=occurrence,
+            deadline_at_seconds=deadline_at,
+            rule=rule,
+            unknown_wait=unknown,
         )
+        began = max(here.since_seconds, observed.since_seconds)
+        if progressed_at > began and not clock.overdue:
+            clock = _endless_clock(clock, began + _inner_seconds(key, began, observed), until, slot, observed)
+        clocks.append(clock)
     return clocks
+
+
+def has_outlasted(slot: Slot, observed: Observed) -> bool:
+    """Whether a rank is in a phase that may be endless and has taken many times as long as it ever has, with
+    or without progress. The floor of deadlines does not count.
+    """
+    settings, completed = replace(observed.settings, floor_seconds=0.0), observed.completed.get(slot.rank, ())
+    phases = slot.open_phases
+    for depth, here in enumerate(phases):
+        until = observed.now if depth == len(phases) - 1 else phases[depth + 1].since_seconds
+        began = max(here.since_seconds, observed.since_seconds)
+        took = until - began - _inner_seconds((slot.rank, depth, here), began, observed)
+        occurrence = Occurrence.later if here.key in completed else Occurrence.first
+        longest = unusual_seconds(here.phase, observed.learned.get(here.key), occurrence, settings)
+        if took > max(LEAST_UNUSUAL_SECONDS, longest):
+            return True
+    return False
+
+
+def _endless_clock(
+    usual: PhaseClock, since: float, until: float, slot: Slot, observed: Observed
+) -> PhaseClock:
+    """Return the clock of all the time of a phase that makes progress, if that is unusually long; the usual
+    one if that ends sooner and progress has ceased.
+    """
+    took = until - since
+    durations = observed.learned.get(usual.key)
+    known = (usual.phase, durations, usual.occurrence, observed.settings)
+    if took <= unusual_seconds(*known):
+        return usual
+    limit = endless_deadline_seconds(*known, observed.generations.tokens(slot))
+    ends_at = observed.now + limit - took
+    if observed.now - usual.since_seconds > RECENT_SECONDS and usual.deadline_at_seconds < ends_at:
+        return usual
+    return replace(
+        usual,
+        since_seconds=since,
+        silent_seconds=took,
+        deadline_seconds=limit,
+        deadline_at_seconds=ends_at,
+        rule=Rule.endless,
+        unusual=True,
+    )
 
 
 def frozen_clock(innermost: PhaseClock, observed: Observed) -> PhaseClock | None:

@@ -28,6 +28,7 @@ class Stall:
     callback in which the first culprit is, "" outside callbacks. `alone` is, for each of several culprits,
     the stall if it is the only one, for a diagnosis that clears the others. `lasts_seconds` is how long the
     phase is known to last without progress; 0 if that is unknown, infinity for a hang that cannot end.
+    `goes_on`: the first culprit makes progress, so its line changes.
     """
 
     cause: Cause
@@ -41,6 +42,7 @@ class Stall:
     confidence: str = "deadline"
     callback: str = ""
     lasts_seconds: float = 0.0
+    goes_on: bool = False
     alone: Mapping[int, Stall] = field(default_factory=dict)
 
     @property
@@ -67,8 +69,9 @@ def find_stall(observed: Observed) -> Stall | None:
 
     Every open phase has its own clock, which starts when the phase begins or at the rank's last measured
     progress inside it. A rank is a culprit if a clock exceeds its deadline and the rank is not merely waiting
-    for others. Progress extends a phase without limit: an hour of generation that makes progress is
-    legitimate.
+    for others. Progress extends a phase without limit until the run has shown how long the phase takes, and
+    to many times that afterwards: an hour of generation that makes progress may be legitimate, a
+    generation without an end is not.
     """
     late: dict[int, PhaseClock] = {}
     quiet: dict[int, PhaseClock] = {}
@@ -125,6 +128,10 @@ def _find_culprits(
     ]
     # next to a rank that is known not to wait, one that may wait is not blamed
     culprits = [phase for phase in culprits if phase.rank in waiting or phase.rank in frozen] or culprits
+    # likewise one that made progress until it was seen in a collective: it may only now begin to wait
+    culprits = [
+        phase for phase in culprits if not (phase.rule is Rule.endless and waiting.get(phase.rank))
+    ] or culprits
     if not culprits:
         if merely_waiting != overdue.keys() or merely_waiting != known.keys() or blind or not whole_world:
             # a rank whose thread keeps its interpreter from running cannot return from a finished collective
@@ -152,7 +159,8 @@ def _describe_culprits(
     place = f"in {place_name(first.callback)}" if first.callback else f"in {first.phase.name}"
     if first.phase is Phase.idle:
         place = "outside train()"
-    silence = f"{place} for {_seconds(first.silent_seconds)} without progress"
+    how = "making progress without an end" if first.rule is Rule.endless else "without progress"
+    silence = f"{place} for {_seconds(first.silent_seconds)} {how}"
     if facts is not None and facts.stopped:
         cause = Cause.interpreter_stuck
         subject = f"Rank {first.rank} is stopped (SIGSTOP), {silence}"
@@ -183,6 +191,7 @@ def _describe_culprits(
         waited_seconds=first.silent_seconds,
         sentence=f"{subject} (deadline {_seconds(first.deadline_seconds)}, {basis}){others}{kernel}.",
         uninterruptible=bool(sleeping),
+        goes_on=first.rule is Rule.endless,
         alone={
             one.rank: _describe_culprits(
                 (one,), tuple(sorted({*waiters, *blamed} - {one.rank})), processes, durations
@@ -219,6 +228,8 @@ def _basis(clock: PhaseClock, durations: Durations | None) -> str:
         basis = "with a connection to a process outside the job"
     elif clock.rule is Rule.computing:
         basis = "with CPU time as the only activity"
+    elif clock.rule is Rule.endless and durations is not None:
+        basis = f"the longest of {durations.occurrences} took {_seconds(durations.shown_seconds)}"
     elif durations is None or not durations.observed:
         basis = "nothing learned yet"
     elif clock.occurrence is Occurrence.first or not durations.count:

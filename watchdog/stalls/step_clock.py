@@ -90,7 +90,7 @@ class StepClock:
             self._counted.add(slot.rank)
         if done != rank.done or self._is_unknown(slot):
             rank.done, self._moved = done, now
-        since = next((one.since_seconds for one in slot.phases if one.phase is Phase.generate), None)
+        since = slot.generating_since
         if since is None:
             rank.generation = None
         elif rank.generation is None or rank.generation[0] != since:
@@ -151,8 +151,7 @@ class StepClock:
         """
         if slot.rank not in self._counted or any(one.phase in SESSION_PHASES for one in slot.phases):
             return True
-        generating = next((one for one in slot.phases if one.phase is Phase.generate), None)
-        return generating is not None and slot.last_work_seconds < generating.since_seconds
+        return slot.last_work_seconds < (slot.generating_since or 0.0)
 
     @property
     def _busiest(self) -> int:

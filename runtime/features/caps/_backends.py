@@ -1,7 +1,7 @@
 """Whether a trainer's backend can apply the caps, and those that vLLM applies itself.
 
 vLLM detects repetitions itself (from version 0.17) and ends a request at its maximum length, but has no time
-limit; continuous batching and `rollout_func` take no criteria. Called by `_capping.py`.
+limit; continuous batching takes no criteria. Called by `_capping.py`.
 """
 
 from __future__ import annotations
@@ -51,10 +51,12 @@ def check(trainer: Any, settings: CapSettings) -> None:
         if value
     )
     if getattr(trainer, "rollout_func", None) is not None:
-        raise ConfigError(
-            f"--generation {names}: this trainer generates with its `rollout_func`, which accepts no stopping"
-            " criteria; remove the cap, and use grpo_run.trainers.caps in the function"
-        )
+        if getattr(trainer, "use_vllm", False):
+            raise ConfigError(
+                f"--generation {names}: what vLLM generates for a `rollout_func` cannot be capped; remove the"
+                " cap, and use grpo_run.trainers.caps in the function"
+            )
+        return
     if getattr(trainer, "use_transformers_continuous_batching", False):
         raise ConfigError(
             f"--generation {names}: continuous batching accepts no stopping criteria; remove the cap,"

@@ -8,8 +8,9 @@ begins. With another number of ranks, rollouts are others, and nothing is reappl
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from grpo_run.runtime.event import Event
 from grpo_run.runtime.features.caps._configuration import CapSettings
@@ -71,14 +72,21 @@ def read_decisions(journal: Path, rank: int, world_size: int) -> dict[RolloutKey
 
 
 class RolloutReports:
-    """Numbers the rollouts of one `train()` call on this rank and reports each.
+    """Numbers the rollouts of one call on this rank and reports each.
 
     Args:
+        position: returns the optimizer steps done, and `train` or `eval`.
         train_call: the number of the call.
     """
 
-    def __init__(self, trainer: Any, session: Session, settings: CapSettings, train_call: int) -> None:
-        self._trainer = trainer
+    def __init__(
+        self,
+        position: Callable[[], tuple[int, str]],
+        session: Session,
+        settings: CapSettings,
+        train_call: int,
+    ) -> None:
+        self._position = position
         self._session = session
         self._train_call = train_call
         self._ends_in_time = settings.max_time is not None
@@ -93,8 +101,7 @@ class RolloutReports:
         """Number the rollout that begins, and return what the deadline did to it in an earlier attempt."""
         if not self._ends_in_time:
             return None
-        step = self._trainer.state.global_step
-        mode = "train" if self._trainer.model.training else "eval"
+        step, mode = self._position()
         self._key = RolloutKey(self._train_call, step, mode, self._begun[step, mode])
         self._begun[step, mode] += 1
         return self._decided.pop(self._key, None)
@@ -106,7 +113,7 @@ class RolloutReports:
             session.journal.write(
                 CompletionsCapped(
                     rank=session.rank,
-                    step=self._trainer.state.global_step,
+                    step=self._position()[0],
                     completions=len(rollout.reasons),
                     decoding_steps=rollout.steps,
                     repetition=reasons[EndReason.repetition],

@@ -11,7 +11,7 @@ from grpo_run.runtime.event import Event
 from grpo_run.runtime.features.caps._backends import CAPS
 from grpo_run.runtime.features.caps._configuration import check, install, settings_of
 from grpo_run.runtime.features.caps.settings import OWN, CapsSettings
-from grpo_run.runtime.rank.points import RankFeature, RolloutPoints
+from grpo_run.runtime.rank.points import CallPoints, RankFeature, RolloutPoints
 from grpo_run.runtime.rank.session import Session
 from grpo_run.runtime.upstream.features import Feature
 from grpo_run.runtime.upstream.trainer_kinds import ROLLOUTS, TRAINERS
@@ -21,7 +21,7 @@ class CapsPart(RankFeature):
     """The caps of the command line, and those that a script has applied to a trainer."""
 
     name = CapsSettings.NAME
-    preloaded = (f"{__package__}._capping", f"{__package__}._reports")
+    preloaded = (f"{__package__}._capping", f"{__package__}._loop", f"{__package__}._reports")
 
     def script_begins(self, session: Session) -> None:
         """Cap the configurations that the script will build, before TRL validates them."""
@@ -49,6 +49,14 @@ class CapsPart(RankFeature):
         """Check that the caps took effect."""
         check(trainer, session.config.of(CapsSettings).generation)
 
+    def call(self, session: Session, points: CallPoints) -> None:
+        """Cap what a hand-written loop generates, if there is a cap."""
+        caps = session.config.of(CapsSettings).generation
+        if points.trainer is None and caps:
+            from grpo_run.runtime.features.caps._loop import cap_loop
+
+            cap_loop(caps, session, points)
+
     def rollouts(self, trainer: Any, session: Session, train_call: int, points: RolloutPoints) -> None:
         """Cap the trainer's rollouts, if there is a cap."""
         options = session.config.of(CapsSettings)
@@ -58,7 +66,10 @@ class CapsPart(RankFeature):
         from grpo_run.runtime.features.caps._capping import Capping
         from grpo_run.runtime.features.caps._reports import RolloutReports
 
-        reports = RolloutReports(trainer, session, settings, train_call)
+        def position() -> tuple[int, str]:
+            return trainer.state.global_step, "train" if trainer.model.training else "eval"
+
+        reports = RolloutReports(position, session, settings, train_call)
         capping = Capping(trainer, settings, report=reports.ended, decided=reports.begin)
         if capping.applies:
             points.generation.append(capping.cap_rollout)

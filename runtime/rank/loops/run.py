@@ -199,7 +199,7 @@ class SupervisedLoop:
         self._hooks.callback(self._optimizers.remove)
         for module in self._state.modules.values():
             if getattr(module, "_compiled_call_impl", None) is None:  # a hook would break the graph
-                handle = module.register_forward_pre_hook(lambda *arguments: session.slot.record_work())
+                handle = module.register_forward_pre_hook(lambda *arguments: session.slot.record_pass())
                 self._hooks.callback(handle.remove)
         if self._last_step is not None and self.step >= self._last_step:
             self._finish()  # a rank was killed between the last step and the end

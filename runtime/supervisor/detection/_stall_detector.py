@@ -20,8 +20,14 @@ from grpo_run.runtime.supervisor.detection.finding import HangFinding
 from grpo_run.watchdog.observation import Slot
 from grpo_run.watchdog.stalls.awaited import SHORTEST_WAIT_SECONDS, AwaitedRank, find_awaited_rank
 from grpo_run.watchdog.stalls.deadlines import DeadlineSettings
-from grpo_run.watchdog.stalls.observed import NestedPhaseTime, Observed, ProcessFacts
-from grpo_run.watchdog.stalls.overdue import PhaseClock, frozen_clock, phase_clocks, quiet_clock
+from grpo_run.watchdog.stalls.observed import NestedPhaseTime, Observed, OpenGenerations, ProcessFacts
+from grpo_run.watchdog.stalls.overdue import (
+    PhaseClock,
+    frozen_clock,
+    has_outlasted,
+    phase_clocks,
+    quiet_clock,
+)
 from grpo_run.watchdog.stalls.stall import find_stall
 
 CHECK_SECONDS = 1.0
@@ -59,6 +65,9 @@ class StallDetector:
         self._check_seconds = min(CHECK_SECONDS, settings.floor_seconds / CHECKS_PER_FLOOR)
         self._activity = RankActivity(settings.floor_seconds, now)
         self._nested = NestedPhaseTime()
+        self._generations = OpenGenerations()
+        self._places: dict[tuple[int, float], str] = {}
+        """Where ranks are that take unusually long, by rank and beginning."""
         self.suspicion: str | None = None
         self.awaited: AwaitedRank | None = None
 
@@ -72,6 +81,7 @@ class StallDetector:
         """Record the slots of a scan. Cheap; called at every scan, also between two checks."""
         self._activity.record(slots, now)
         self._nested = self._nested.after(slots, now)
+        self._generations = self._generations.after(slots)
 
     def scan(
         self, slots: Mapping[int, Slot | None], now: float, last_poll: Poll | None
@@ -175,6 +185,8 @@ class StallDetector:
             computing={rank: self._activity.computing_at(rank) for rank in slots},
             still={rank: min(seconds, now - self._observed_since) for rank, seconds in still.items()},
             nested=self._nested,
+            generations=self._generations,
+            since_seconds=self._observed_since,
             exited=slots.keys() - self._ranks.pids.keys(),
             connected={rank: to for rank in slots if (to := self._connected_to(rank, now)) is not None},
             whole_world=self._ranks.are_whole_world,
@@ -195,11 +207,24 @@ class StallDetector:
         # moved since
         unmoved = last_poll is not None and last_poll.movement == self._movement.signatures(observed.slots)
         known = self._with_records(observed, last_poll.recorded if unmoved and last_poll is not None else {})
-        return find_awaited_rank(
+        awaited = find_awaited_rank(
             known,
             clock=lambda slot: self._clock(slot, known),
             busy={rank: self._activity.is_busy(rank, observed.now) for rank in observed.slots},
         )
+        if awaited is None or not awaited.unusual:
+            return awaited
+        key = awaited.rank, awaited.since_seconds
+        if key not in self._places:
+            sockets = {rank: path for rank, path in self._ranks.sockets.items() if rank == awaited.rank}
+            reports = self._records.fetch_threads(sockets)
+            self._places = {key: reports[awaited.rank].at if awaited.rank in reports else ""}
+        return replace(awaited, place=self._places[key])
+
+    def outlasted(self, slots: Mapping[int, Slot | None], now: float) -> bool:
+        """Whether a rank generates, or runs the model, for many times as long as the run ever has."""
+        observed = self._observe(slots, now)
+        return any(has_outlasted(slot, observed) for slot in slots.values() if slot is not None)
 
     def _clock(self, slot: Slot, observed: Observed) -> PhaseClock:
         """The clock of a rank's innermost phase with the nearest deadline. A rank that has just become still

@@ -168,6 +168,10 @@ class HangDetector:
         still = self._movement.still_seconds
         return {r for r in self._records.waiting(slots) if still(r, self._scanned_at) >= STANDS_SECONDS}
 
+    def outlasted(self, slots: Mapping[int, Slot | None]) -> bool:
+        """Whether a rank generates, or runs the model, for many times as long as the run ever has."""
+        return self._stalls.outlasted(slots, self._clock())
+
     @property
     def blind(self) -> dict[int, str]:
         """What could not be observed of each rank."""

@@ -77,11 +77,13 @@ def test_ranks_step_time_time_left_and_waits_are_shown(run: RunDirectory, capsys
         "Waiting for rank 1: reward, 6 min (deadline 27 min). Running at step 8 of 100, "
     )
     assert "step        8 of 100, 2.00 s/step" in lines
+    assert any(line.startswith("rank 0: ") and ", waits for rank 1, " in line for line in lines)
     main(["status", "--json"])
     value = json.loads(capsys.readouterr().out)
     waiting = value["waiting"]
     assert (waiting["rank"], waiting["phase"], waiting["callback"]) == (1, "reward", None)
-    assert (waiting["deadline_seconds"], waiting["waiters"]) == (1620.0, [0])
+    assert (waiting["deadline_seconds"], waiting["waiters"], waiting["place"]) == (1620.0, [0], None)
+    assert value["ranks"][0]["waits_for"] == 1
     assert 360.0 <= waiting["seconds"] < 420.0
     assert value["sentence"] == lines[0]
     assert value["remaining_seconds"] is None

@@ -12,7 +12,7 @@ WORDS = [
     "exception", "signal", "startup_failure", "collective_mismatch", "collective_missing_rank",
     "rank_exited_early", "generation_stall", "reward_stall", "data_stall", "checkpoint_stall",
     "interpreter_stuck", "gpu_oom", "host_oom", "shm_full", "disk_full", "checkpoint_corrupt", "nonfinite",
-    "learning_collapse", "no_progress", "preempted", "node_lost", "unknown",
+    "learning_collapse", "no_progress", "preempted", "stopped", "node_lost", "unknown",
 ]  # fmt: skip
 
 

@@ -334,6 +334,10 @@ class DetectorShell:
         """Nobody scans for this long."""
         self.now += float(seconds)
 
+    def outlasted(self) -> str:
+        """Whether a stop waits for a rank in vain."""
+        return str(self.watch.outlasted(self._slots()))
+
     # scans and what they find
 
     def scan(self) -> str:
@@ -455,6 +459,7 @@ class DetectorShell:
             f"rank {found.rank} in {where} since {found.since_seconds - START:.0f} s, until"
             f" {found.deadline_at_seconds - START:.0f} s, busy {found.busy}, waiting {found.waiters}"
             f"{', outside ' + found.outside if found.outside else ''}{', unknown' * found.unknown_wait}"
+            f"{', unusual at ' + found.place if found.unusual else ''}"
         )
 
     def evidence(self) -> str:
@@ -610,7 +615,7 @@ class DetectorShell:
         report = ThreadReport(
             waiting=dict.fromkeys(waiting, self.switches[rank]), passive={},
             active=("Thread-1 at serve.py:12 serve",) if rank in self.active_threads else (),
-            in_backward=7 if backward else None, issued={}, uses_futures=False,
+            in_backward=7 if backward else None, issued={}, uses_futures=False, at=f"train.py:{rank} in main",
         )  # fmt: skip
         return report.model_dump_json().encode()
 

@@ -232,7 +232,7 @@ class DiagnosisShell:
         """The verdict on a stall of two ranks.
 
         Args:
-            words: `proved`, `uninterruptible`.
+            words: `proved`, `uninterruptible`, `goes-on`.
             alone: ranks that may be the only culprit.
         """
         self._two_ranks()
@@ -241,7 +241,7 @@ class DiagnosisShell:
             phase=Phase[phase] if phase else None, deadline_seconds=8.0, waited_seconds=9.0,
             sentence=sentence.replace("another-thread", ANOTHER_THREAD),
             confidence="proved" if "proved" in words else "deadline",
-            uninterruptible="uninterruptible" in words,
+            uninterruptible="uninterruptible" in words, goes_on="goes-on" in words,
         )  # fmt: skip
         one = replace(found, culprits=(1,), waiters=(0,), sentence="Rank 1 alone.")
         found = replace(found, alone=dict.fromkeys(ranks_of(alone), one))

@@ -15,7 +15,7 @@ from grpo_run.watchdog.stalls.deadlines import (
     quiet_deadline_seconds,
 )
 from grpo_run.watchdog.stalls.durations import Durations
-from grpo_run.watchdog.stalls.observed import NestedPhaseTime, Observed, ProcessFacts
+from grpo_run.watchdog.stalls.observed import NestedPhaseTime, Observed, OpenGenerations, ProcessFacts
 from grpo_run.watchdog.stalls.overdue import PhaseClock
 from grpo_run.watchdog.stalls.stall import Stall, find_stall
 from support.builders.watchdog.slots import make_slot
@@ -52,11 +52,12 @@ class StallShell:
         self.given: dict[str, Any] = {
             "learned": dict.fromkeys(Phase, SHORT), "completed": {}, "processes": {}, "progress": {},
             "waiting": {}, "still": {}, "computing": {}, "connected": {}, "nested": NestedPhaseTime(),
+            "generations": OpenGenerations(),
             "exited": [], "settings": DeadlineSettings(floor_seconds=8.0),
         }  # fmt: skip
 
     def rank(self, number: str, *words: str, process: str = "S", waits: str = "no", completed: str = "all",
-             state: str = "training", written: str = "", **ago: str) -> None:  # fmt: skip
+             state: str = "training", written: str = "", tokens: str = "", **ago: str) -> None:  # fmt: skip
         """The slot and the process of a rank.
 
         Args:
@@ -66,11 +67,18 @@ class StallShell:
             completed: phases of this attempt that it has completed.
             state: of the rank.
             written: when it last wrote its slot, seconds ago.
+            tokens: passes of its generation, and the most of a rollout: `20/100`.
             ago: `progress`, `computing` and `still`; `heartbeat`, `quiet` and `frozen` of its process.
         """
         rank = int(number)
         phases = tuple(self._open(word) for word in words if ":" in word)
         changes: dict[str, Any] = {"last_progress_seconds": NOW - float(written)} if written else {}
+        before: dict[int, Slot | None] = {}
+        if tokens:
+            passes, limit = map(int, tokens.split("/"))
+            changes |= {"generation_passes": 7 + passes, "generation_limit": float(limit)}
+            before = {rank: make_slot(rank, phases=phases, generation_passes=7)}
+        self.given["generations"] = self.given["generations"].after(before)
         self.slots[rank] = (
             None
             if "unreadable" in words

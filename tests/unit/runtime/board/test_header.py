@@ -107,7 +107,10 @@ def test_another_process_reads_which_rank_is_awaited(
 def test_an_awaited_rank_is_bounded(board: Board) -> None:
     """Names of callbacks and numbers of ranks are not."""
     assert AWAITED_FIELD_AT + MAX_AWAITED_TEXT_BYTES < HEADER_BYTES
-    board.write_awaited(awaited(callback="\U0001f600" * 5000, waiters=tuple(range(100_000, 200_000))))
+    long = "\U0001f600" * 5000
+    board.write_awaited(
+        awaited(callback=long, place=long, outside="x" * 50, waiters=tuple(range(100_000, 200_000)))
+    )
     read = board.read_awaited()
     assert read is not None
     assert (read.rank, read.phase) == (1, Phase.reward)

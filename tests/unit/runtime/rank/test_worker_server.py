@@ -141,3 +141,14 @@ def test_the_function_that_runs_a_backward_is_found() -> None:
     code = worker_server._backward_code()
     assert code is not None
     assert code.co_name == torch_names.RUN_BACKWARD
+
+
+def test_the_line_of_the_script_is_in_the_report(recorder: Recorder) -> None:
+    """As a sentence names it: the main thread is in this function."""
+    found: list[ThreadReport] = []
+    go = threading.Event()
+    thread = started(lambda: go.wait() and found.append(report_threads(recorder)))
+    go.set()
+    thread.join()
+    assert found[0].at.startswith("test_worker_server.py:")
+    assert found[0].at.endswith(" in test_the_line_of_the_script_is_in_the_report")

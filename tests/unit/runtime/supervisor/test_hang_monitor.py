@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -190,3 +191,28 @@ def test_a_wait_of_which_nothing_is_known_is_told_once(scene: Scene, monkeypatch
     scene.detector.awaited = replace(scene.detector.awaited, unknown_wait=False)
     scene.poll(None)
     assert len(scene.messages) == 1
+
+
+def test_a_rank_that_goes_on_for_far_longer_than_ever_is_told_of_once(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where it is, what is usual, who waits and when it ends; again in the next generation."""
+    clock = SimpleNamespace(now=0.0)
+    monkeypatch.setattr(hang_monitor, "time", SimpleNamespace(monotonic=lambda: clock.now))
+    learned = SimpleNamespace(durations={Phase.generate: Durations.of([3.0, 1.0, 2.0])})
+    scene.detector.phase_durations.current = lambda now: learned
+    awaited = AwaitedRank(
+        rank=1, phase=Phase.generate, since_seconds=1000.0, deadline_at_seconds=1300.0, busy=True,
+        waiters=(0, 2), unusual=True, place="train.py:7 in main",
+    )  # fmt: skip
+    for since, at, limit in ((1000.0, 1090.0, 1300.0), (1000.0, 1095.0, 1300.0), (2000.0, 2095.0, math.inf)):
+        clock.now = at
+        scene.detector.awaited = replace(awaited, since_seconds=since, deadline_at_seconds=limit)
+        scene.poll(None)
+    usual = (
+        "s and goes on, at train.py:7 in main; the longest of 3 before took 3 s; ranks 0 and 2 wait for it"
+    )
+    assert scene.messages == [
+        f"rank 1 has been in generate for 90 {usual}; if it goes on, it is ended after 5 min",
+        f"rank 1 has been in generate for 95 {usual}",
+    ]

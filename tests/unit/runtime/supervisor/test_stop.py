@@ -32,6 +32,16 @@ def test_ranks_have_the_timeout_after_the_first_request_and_no_time_after_a_seco
     assert stop.waited_seconds(102.5) == 2.5
 
 
+@pytest.mark.parametrize(("step_seconds", "usual"), [(None, 5.0), (0.2, 5.0), (40.0, 80.0)])
+def test_a_stop_takes_two_steps_and_some_seconds_at_least(step_seconds: float | None, usual: float) -> None:
+    """What takes longer is long only if a step has no end, which others judge."""
+    stop = StopRequest(Timeouts(stop_seconds=300.0), History())
+    assert not stop.takes_long(1e9, step_seconds)
+    stop.request(100.0)
+    assert not stop.takes_long(99.9 + usual, step_seconds)
+    assert stop.takes_long(100.0 + usual, step_seconds)
+
+
 @pytest.mark.parametrize("signalled", [False, True])
 def test_time_in_which_nothing_ran_does_not_count(signalled: bool) -> None:
     """A job that is suspended after the request still saves when it goes on."""

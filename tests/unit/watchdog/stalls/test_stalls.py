@@ -15,10 +15,13 @@ from grpo_run.watchdog.observation import Phase
 from grpo_run.watchdog.stalls.deadlines import (
     DeadlineSettings,
     Occurrence,
+    Tokens,
     computing_deadline_seconds,
     deadline_seconds,
+    endless_deadline_seconds,
     frozen_deadline_seconds,
     quiet_deadline_seconds,
+    unusual_seconds,
 )
 from grpo_run.watchdog.stalls.durations import Durations
 
@@ -80,6 +83,25 @@ def test_an_observed_duration_is_never_a_hang(values: list[float], ceiling: floa
     shown = max(5.0 * max(values[1:], default=0.0), 1.5 * values[0])
     assert shown <= limit <= max(ceiling, shown) * (1 + 1e-9)
     assert first >= limit or len(values) == 1
+
+
+@given(histories, st.sampled_from(list(Occurrence)), st.integers(0, 10**6), st.floats(1.0, 1e5))
+def test_a_generation_is_ended_after_it_was_told_of_and_never_before_30_times_the_longest(
+    values: list[float], occurrence: Occurrence, passes: int, limit: float
+) -> None:
+    """Nor before the deadline without progress, whatever its tokens are; nothing is told before one is
+    known.
+    """
+    known = Phase.generate, Durations.of(values), occurrence, SETTINGS
+    tokens = Tokens(passes=passes, limit=limit)
+    ended, told = endless_deadline_seconds(*known, tokens), unusual_seconds(*known)
+    longest = max(values[1:], default=values[0])
+    assert ended >= told >= max(30.0, 30.0 * longest)
+    assert ended >= deadline_seconds(*known)
+    assert math.isfinite(ended) or tokens.end_is_near
+    nothing = Phase.generate, Durations(), occurrence, SETTINGS
+    assert math.isinf(endless_deadline_seconds(*nothing, tokens))
+    assert math.isinf(unusual_seconds(*nothing))
 
 
 @given(histories, st.sampled_from(list(Phase)), st.sampled_from(list(Occurrence)), st.floats(1.0, 1e5))

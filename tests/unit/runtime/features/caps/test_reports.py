@@ -21,8 +21,7 @@ Events = Callable[[], list[dict[str, Any]]]
 def test_cuts_are_journaled(session: Any, events: Events) -> None:
     """A rollout without a cut leaves no line."""
     cut = Cut(length=3, reason=EndReason.repetition)
-    trainer: Any = SimpleNamespace(state=SimpleNamespace(global_step=7))
-    reports = RolloutReports(trainer, session, CapSettings(repetition=8), 1)
+    reports = RolloutReports(lambda: (7, "train"), session, CapSettings(repetition=8), 1)
     for cuts in ([None, cut, None], [None, None, None]):
         rollout = CappedRollout(end_tokens={1}, max_length=5)
         rollout.end_turn([[9], [9], [9]], [[5, 1], [5, 5, 5], [5, 6, 7, 8, 9]], cuts)
@@ -46,14 +45,15 @@ def test_without_a_cap_the_trainer_stays_as_it_is(session: Any) -> None:
 
 def test_a_rollout_that_is_generated_again_gets_its_decision(session: Any) -> None:
     """By call, step, mode and number; another number of ranks decides anew."""
-    trainer: Any = SimpleNamespace(state=SimpleNamespace(global_step=0), model=SimpleNamespace(training=True))
+    position = (0, "train")
     settings = CapSettings(max_time=5.0)
 
     def decisions() -> list[DeadlineDecision | None]:
+        nonlocal position
         found: list[DeadlineDecision | None] = []
-        reports = RolloutReports(trainer, session, settings, 2)
+        reports = RolloutReports(lambda: position, session, settings, 2)
         for step, training in ((0, True), (0, True), (1, False), (1, True)):
-            trainer.state.global_step, trainer.model.training = step, training
+            position = step, "train" if training else "eval"
             found.append(reports.begin())
             rollout = CappedRollout(end_tokens={1}, max_length=5)
             rollout.end_turn([[9]], [[5, 6]], [None])

@@ -53,5 +53,5 @@ def test_a_rank_in_a_consensus_call_is_told_and_the_other_ones_log_says_it(
 def test_a_slow_stop_has_no_culprit(scene: Scene) -> None:
     """No rank failed and no hang was found."""
     outcome = scene.investigate(stop_seconds=30.0)
-    assert (outcome.verdict.culprits, outcome.verdict.cause) == ((), Cause.unknown)
+    assert (outcome.verdict.culprits, outcome.verdict.cause) == ((), Cause.stopped)
     assert "30 s" in outcome.verdict.sentence
