@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from types import SimpleNamespace
@@ -166,22 +165,3 @@ def test_only_trainers_are_measured_on_rank_0(session: Any, hooks: ExitStack, wh
     session.is_main = who == "a loop"
     points = Call(session, Clock(), hooks, trainer=who != "a loop").points
     assert (points.step_ends, points.forward_passes, session.on_phase_change) == ([], [], [])
-
-
-def test_the_watch_costs_little(session: Any, hooks: ExitStack) -> None:
-    """At most 0.05 ms of a step on average, its blocks included."""
-    call = Call(session, Clock(), hooks)
-    call.slot.target_steps = 100_000
-    (changed,), (ends,) = session.on_phase_change, call.points.step_ends
-    session.slot.replace(Phase.data)
-
-    def measured(first: int, steps: int) -> float:
-        began = time.process_time()
-        for step in range(first, first + steps):
-            for _ in range(16):
-                changed()
-            ends(step)
-        return (time.process_time() - began) / steps
-
-    measured(1, 8000)  # the windows are full
-    assert min(measured(8001 + 500 * number, 500) for number in range(5)) < 50e-6
