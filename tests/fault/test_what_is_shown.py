@@ -17,14 +17,17 @@ GRPO = (str(SCRIPTS / "grpo.py"), "--output-dir", "out", "--max-steps", "24", "-
 def test_a_hang_is_shown_while_it_lasts_and_its_end_afterwards(runs: Runs) -> None:
     """The line and the status name the rank, the phase and the deadline; nothing is left of it at the end."""
     run = runs(
-        *fault("hang", rank=1, step=12, seconds=120.0), "--deadline-floor", "600", "--nproc-per-node", "2",
+        *fault("hang", rank=1, step=12, seconds=85.0), "--deadline-floor", "90", "--nproc-per-node", "2",
         *GRPO, "--step-seconds", "0.05",
     ).start()  # fmt: skip
     deadline = time.monotonic() + 120.0
     while "waiting for rank 1: reward, " not in run.printed():
         assert time.monotonic() < deadline, run.tail()
         time.sleep(0.1)
-    status = run.status()
+    # the deadline is known once the supervisor has looked what the rank does
+    while (status := run.status())["waiting"]["deadline_seconds"] is None:
+        assert time.monotonic() < deadline, run.tail()
+        time.sleep(0.5)
     assert (status["waiting"]["rank"], status["waiting"]["phase"]) == (1, "reward")
     assert status["waiting"]["waiters"] == [0]
     assert status["waiting"]["seconds"] < status["waiting"]["deadline_seconds"]
