@@ -31,6 +31,8 @@ class Phase(IntEnum):
     cleanup = 11
     idle = 12
     callback = 13
+    weight_sync = 14
+    """The weights are sent to the server or the engine that generates. It lies inside `data`."""
 
 
 PhaseKey = Phase | str
