@@ -1,5 +1,5 @@
-"""The rollout server in the journal: its starts, the weights that it was given, and the rollouts that it made;
-and what is replayed from them. Pure.
+"""The rollout server in the journal: its starts, the weights that it got, the rollouts that it made, and
+what is replayed from them. Pure.
 """
 
 from __future__ import annotations
@@ -149,8 +149,8 @@ class RolloutServer(HistoryPart):
         if unknown == kept:
             text = f"{kept:,}; the server cannot tell which policy has made them"
         elif unknown:
-            text = f"{kept:,}; for {unknown:,} the server could not tell which policy has made them, the others"
-            text += " are from the policy that was meant"
+            text = f"{kept:,}; for {unknown:,} the server could not tell which policy has made them"
+            text += ", the others are from the policy that was meant"
         else:
             text = f"{kept:,}, all from the policy that was meant"
         return text + (f"; {stale:,} of other weights were thrown away and made again" if stale else "")
