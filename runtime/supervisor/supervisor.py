@@ -184,9 +184,9 @@ class Supervisor:
         A stop request ends the wait before a start by an exception.
         """
         time.sleep(max(0.0, self._start_not_before - time.monotonic()))
-        forkserver.await_server(functools.partial(self.warn, None))
         self._settle_resumption()
         self._faults.begin_attempt(group_rank)
+        forkserver.await_server(functools.partial(self.warn, None))
         self._reporter.begin_attempt()
         self.attempt.files.close()
         attempt = self.attempt = Attempt(
