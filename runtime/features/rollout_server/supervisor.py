@@ -50,7 +50,6 @@ from grpo_run.runtime.processes.companion import Companion
 from grpo_run.runtime.supervisor.points import Answer, Fault, FeatureFactory, SupervisorFeature
 from grpo_run.runtime.supervisor.policy import start_of
 from grpo_run.watchdog.causes import Cause, Origin
-from grpo_run.watchdog.diagnosis._place import last_step
 from grpo_run.watchdog.observation import Phase, Slot
 from grpo_run.watchdog.processes import read_stat
 from grpo_run.watchdog.text import duration_text
@@ -140,7 +139,7 @@ class RunServer(SupervisorFeature):
         finding = judge(watch.reading, self._observe(now), syncing=self._syncing, now=now)
         if finding is None:
             return None
-        step = last_step(slots)
+        step = max((slot.step for slot in slots.values() if slot is not None), default=0)
         phase = next(
             (one.phase.name for one in phases if one.phase in (Phase.weight_sync, Phase.generate)), None
         )
