@@ -17,6 +17,7 @@ import torch
 from transformers import StoppingCriteria, StoppingCriteriaList
 
 from grpo_run.runtime.errors import ConfigError
+from grpo_run.runtime.features.caps._configuration import CapSettings
 from grpo_run.runtime.features.caps._rollout import CappedRollout, Cut
 from grpo_run.runtime.rank.rollouts import generate_calls, limits
 from grpo_run.runtime.rank.rollouts.limits import Repetition
@@ -200,19 +201,20 @@ def turn_of_script(present: Turn) -> Iterator[None]:
         yield
 
 
-def without_effect(turns: Sequence[Turn], *, repetition: bool, max_time: bool, what: str) -> str | None:
+def without_effect(turns: Sequence[Turn], settings: CapSettings, what: str) -> str | None:
     """Return which cap had nothing to end in code of the script, and what to do; None if all had.
 
     Args:
         turns: that the script's own code has generated.
+        settings: the caps.
         what: generates.
     """
-    if repetition and not any(one.begun for one in turns):
+    if settings.repetition is not None and not any(one.begun for one in turns):
         return (
             f"--generation repetition: {what} does not call transformers' `generate`, and its tokens are not"
             " seen; remove the cap, and use grpo_run.trainers.caps.Repetition in its loop"
         )
-    if max_time and not any(one.timed for one in turns):
+    if settings.max_time is not None and not any(one.timed for one in turns):
         return (
             f"--generation max_time: {what} neither calls transformers' `generate` nor generates in a loop of"
             " consensus.while_any; remove the cap, or write the loop with while_any"

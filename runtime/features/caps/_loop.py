@@ -96,11 +96,7 @@ class LoopCaps:
         if self._checked:
             return
         self._checked = True
-        wrong = without_effect(
-            [turn for _, turn in turns],
-            repetition=self._settings.repetition is not None,
-            max_time=self._settings.max_time is not None,
-            what=f"the first step of loop {self._train_call}",
-        )
+        what = f"the first step of loop {self._train_call}"
+        wrong = without_effect([turn for _, turn in turns], self._settings, what)
         if wrong is not None:
             self.warn(wrong)
