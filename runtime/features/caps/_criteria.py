@@ -112,7 +112,7 @@ class Turn:
     """
 
     def __init__(self, rollout: CappedRollout, window: int | None, *, of_script: bool = False) -> None:
-        self._rollout = rollout
+        self.rollout = rollout
         self._window = window
         self._of_script = of_script
         self._parts: list[tuple[int, CapCriteria]] = []
@@ -145,7 +145,7 @@ class Turn:
         if turns == 1:
             self._loops.append(0)
         self._loops[-1] = turns - 1
-        return self._rollout.out_of_time(self.steps)
+        return self.rollout.out_of_time(self.steps)
 
     def cuts(self, lengths: Sequence[int]) -> list[Cut | None]:
         """Return where and why each completion was ended, as `CapCriteria.cuts` does.
@@ -174,7 +174,7 @@ class Turn:
                 " instead"
             )
         own = arguments.get("stopping_criteria") or []
-        end_tokens = set(self._rollout.end_tokens)
+        end_tokens = set(self.rollout.end_tokens)
         padding = getattr(arguments.get("generation_config"), "pad_token_id", None)
         if own and padding is not None:
             end_tokens.add(padding)  # the script's criteria end completions without a token of their own
@@ -188,7 +188,7 @@ class Turn:
             length,
             end_tokens,
             repetition=None if self._window is None else Repetition(length, window=self._window),
-            out_of_time=lambda steps: self._rollout.out_of_time(earlier + steps),
+            out_of_time=lambda steps: self.rollout.out_of_time(earlier + steps),
         )
         self._parts.append((rows, criteria))
         arguments["stopping_criteria"] = StoppingCriteriaList([*own, criteria])
