@@ -113,4 +113,4 @@ def count_hooks(hooked: Any) -> int:
     """Return how many hooks a module or a parameter has."""
     # a module takes longer to say that it has no attribute than to return all of these
     names = MODULE_HOOKS if hasattr(hooked, MODULE_HOOKS[0]) else PARAMETER_HOOKS
-    return sum(len(hooks) for name in names if (hooks := getattr(hooked, name)))
+    return sum(len(hooks) for name in names if (hooks := getattr(hooked, name, None)))
