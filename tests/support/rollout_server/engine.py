@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+
 from support.rollout_server import model
 from support.rollout_server.plants import Plants
 
@@ -84,7 +85,7 @@ class Engine:
         """Do what was asked and send its result, or the error."""
         try:
             result = getattr(self, f"on_{name}")(**body)
-        except Exception as error:  # vLLM answers with any error of a worker, and goes on
+        except (RuntimeError, ValueError, OSError) as error:  # as vLLM does, it answers and goes on
             pipe.send((number, False, f"{type(error).__name__}: {error}"))
         else:
             pipe.send((number, True, result))

@@ -207,8 +207,8 @@ def models(server: Server, body: dict[str, Any]) -> dict[str, Any]:
     return {
         "object": "list",
         "data": [{
-            "id": name, "object": "model", "created": int(BEGINS), "owned_by": "vllm", "root": server.options.model,
-            "parent": None, "max_model_len": server.engine.max_model_len, "permission": [],
+            "id": name, "object": "model", "created": int(BEGINS), "owned_by": "vllm", "parent": None,
+            "root": server.options.model, "max_model_len": server.engine.max_model_len, "permission": [],
         }],
     }  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""The trainer's end of a weight update group: TCP in place of NCCL, with what blocks in NCCL blocking here."""
+"""The trainer's end of a weight update group: TCP in place of NCCL, which blocks where NCCL does."""
 
 from __future__ import annotations
 
