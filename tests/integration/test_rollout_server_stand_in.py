@@ -100,7 +100,7 @@ def test_trl_trains_with_it(server: StandIn, runs: Runs, tmp_path: Path) -> None
     """Supervised ranks and plain ones end with the same weights; at each step the server has the trainer's
     weights, and samples from them.
     """
-    words = [str(SCRIPT), "--output-dir"]
+    words = [str(SCRIPT), "--settings", json.dumps({"generation_kwargs": {"seed": 7}}), "--output-dir"]
     runs("--nproc-per-node", "2", *words, "ours", *STEPS, environment=server.environment()).start().ended()
     plain_ranks(tmp_path, [*words, "theirs", *STEPS], ranks=2, environment=server.environment())
     assert digest(tmp_path / "ours") == digest(tmp_path / "theirs")

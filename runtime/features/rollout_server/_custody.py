@@ -97,6 +97,7 @@ class Custody:
     def sync(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Send the weights, and tell the server what they are called."""
         if self._session.is_main and self._held.lost():
+            self._session.warn("the rollout server was started again: it is sent the weights of this step")
             self._join_anew()
         began = time.monotonic()
         self._digest = Digest()
@@ -143,7 +144,7 @@ class Custody:
             self._requests = requests
         vouching = [*self._held.given]
         if math.isfinite(difference):
-            vouching += [Kind.difference] * (self._differences.doubt(difference) is None)
+            vouching += [Kind.difference] * self._differences.known
             self._differences.accept(difference)
         self._write(samples, Origin.meant if vouching else Origin.cannot_tell, ", ".join(vouching))
         return made

@@ -95,12 +95,17 @@ class Differences:
 
     accepted: list[float] = field(default_factory=list)
 
+    @property
+    def known(self) -> bool:
+        """Whether there is a baseline."""
+        return len(self.accepted) >= LEAST_DIFFERENCES
+
     def doubt(self, value: float) -> Doubt | None:
-        """Judge the mean difference of a rollout; too few before it say nothing."""
-        if len(self.accepted) < LEAST_DIFFERENCES:
+        """Judge the mean difference of a rollout; NaN if there is none."""
+        if not self.known:
             return None
         usual = median(self.accepted)
-        if value <= max(FACTOR * usual, usual + MARGIN):
+        if not value > max(FACTOR * usual, usual + MARGIN):
             return None
         return Doubt(
             kind=Kind.difference,
