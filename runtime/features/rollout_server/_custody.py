@@ -137,7 +137,7 @@ class Custody:
             before = len(self._logged)
             made = original(inputs, *args, **kwargs)
             difference = self._logged[-1] if len(self._logged) > before else math.nan
-            doubt = self._agreed(functools.partial(self._differences.doubt, difference))
+            doubt = self._agreed(functools.partial(self._judge, difference))
             if doubt is None or self._answer(doubt, trial, samples):
                 break
             restore()
@@ -196,6 +196,11 @@ class Custody:
         getattr(self._generation, vllm_names.SYNC)()
         return False
 
+    def _judge(self, difference: float) -> Doubt | None:
+        """Judge a rollout that was made; a `rollout_func` of the script may not have called `generate`."""
+        asked = self._held.doubt() if getattr(self._trainer, "rollout_func", None) is not None else None
+        return asked or self._differences.doubt(difference)
+
     def _agreed(self, ask: Callable[[], Doubt | None]) -> Doubt | None:
         """Return what rank 0 has found. Collective."""
         found = [ask() if self._session.is_main else None]
@@ -206,6 +211,7 @@ class Custody:
         """Make the group anew through which weights are sent: a server that was started again is in none."""
         getattr(self._client, vllm_names.LEAVE)()
         getattr(self._client, vllm_names.JOIN)(device=self._trainer.accelerator.device)
+        self._held.forget()
 
     def _digest_sent(
         self, original: Callable[..., Any], metadata: Any, tensors: Iterable[Any], *args: Any, **kwargs: Any

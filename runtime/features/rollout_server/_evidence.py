@@ -157,6 +157,10 @@ class HeldWeights:
             if len(self.known) > MOST_FINGERPRINTS:
                 del self.known[list(self.known)[1]]  # a server that begins anew answers like the first
 
+    def forget(self) -> None:
+        """Note that the server is to be sent weights, whatever it holds."""
+        self._version = self._fingerprint = ""
+
     @property
     def given(self) -> list[Kind]:
         """The evidence that vouches for the weights, apart from differences."""
