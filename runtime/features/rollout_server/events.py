@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from grpo_run.runtime.event import Event
-from grpo_run.runtime.history.events import AttemptStarted
+from grpo_run.runtime.history.events import AttemptStarted, RunStarted
 from grpo_run.runtime.history.history import HistoryPart
 from grpo_run.watchdog.text import TextEnum, duration_text
 
@@ -81,6 +81,7 @@ class RolloutServer(HistoryPart):
     """The rollout server of a run so far.
 
     Attributes:
+        local_ranks: on this node.
         base_url: of the server that the last attempt has used; empty for none.
         started_by_run: the run has started it.
         starts: how often the run has started one.
@@ -92,9 +93,11 @@ class RolloutServer(HistoryPart):
     """
 
     EVENTS: ClassVar[tuple[type[Event], ...]] = (
-        AttemptStarted, ServerStarted, ServerReady, ServerEnded, ServerUsed, WeightsSent, RolloutMade,
+        RunStarted, AttemptStarted, ServerStarted, ServerReady, ServerEnded, ServerUsed, WeightsSent,
+        RolloutMade,
     )  # fmt: skip
 
+    local_ranks: int = 1
     base_url: str = ""
     started_by_run: bool = False
     starts: int = 0
@@ -108,6 +111,8 @@ class RolloutServer(HistoryPart):
     def apply(self, event: Event) -> None:
         """Take one event."""
         match event:
+            case RunStarted():
+                self.local_ranks = event.world_size_local or 1
             case AttemptStarted():
                 self.base_url = self.base_url if self.started_by_run else ""
             case ServerStarted():

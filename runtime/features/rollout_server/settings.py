@@ -25,9 +25,9 @@ class RolloutServerSettings:
     NAME: ClassVar[str] = NAME
     command: str = option(
         "", "--rollout-server", group=OptionGroup.run, metavar="COMMAND", most_used=True,
-        help="start this inference server beside the ranks, such as 'vllm serve MODEL', watch it, and"
-        " start it again when it has died; the script needs no address (default: none; a server that the"
-        " script names is watched only)",
+        help="start this inference server beside the ranks, such as 'vllm serve MODEL', watch it, and start"
+        " it again when it has died; the script needs no address (default: none; a server that the script"
+        " names is watched only)",
     )  # fmt: skip
     """Empty for no server."""
     restarts: int = option(
