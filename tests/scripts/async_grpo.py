@@ -4,8 +4,8 @@ policy as an adapter over HTTP.
     async_grpo.py --make-model model        # what `vllm serve model` and the training load
     async_grpo.py --model model --output-dir out
 
-Without `--server` the address is TRL's default. Two additions make it run without a GPU: a name for the device
-whose peak TRL looks up, and PyTorch's attention in place of the CUDA kernel from the Hugging Face hub.
+Without `--server` the address is TRL's default. Two additions make it run without a GPU: a name for the
+device whose peak TRL looks up, and PyTorch's attention in place of CUDA's.
 """
 
 from __future__ import annotations
@@ -19,7 +19,10 @@ import torch
 from datasets import Dataset
 from trl.experimental.async_grpo import AsyncGRPOConfig, AsyncGRPOTrainer, packing
 
-TEMPLATE = "{% for message in messages %}{{ message['content'] }}{% endfor %}{% if add_generation_prompt %}={% endif %}"
+TEMPLATE = (
+    "{% for message in messages %}{{ message['content'] }}{% endfor %}"
+    "{% if add_generation_prompt %}={% endif %}"
+)
 ANSWER = {
     "defaults": {"role": "assistant"},
     "start_anchor": "=",
@@ -27,7 +30,7 @@ ANSWER = {
 }
 """How TRL finds the answer in what the template makes; it knows those of published models only."""
 WAITING = 8
-"""How many samples wait for the trainer: a fast server would fill the queue with what is too old to train on."""
+"""How many samples wait for the trainer: in a longer queue, all would be too old when their turn comes."""
 STALENESS = 2
 """How many policies a sample may lag behind; the server holds two adapters more."""
 
