@@ -30,7 +30,8 @@ class Phase(IntEnum):
     eval = 10
     cleanup = 11
     idle = 12
-    callback = 13
+    weight_sync = 13  # weights are sent to the server or the engine that generates, inside `data`
+    callback = 14  # the last one: the numbers from here on are those of callbacks
 
 
 PhaseKey = Phase | str

@@ -21,7 +21,7 @@ from grpo_run.watchdog.stalls.durations import BUCKETS, Durations, Histogram, bu
 LAST_PHASE = Phase.callback - 1
 """The last entry of a phase. Callbacks are measured by name."""
 assert max(Phase) == Phase.callback
-CALLBACKS = 36
+CALLBACKS = 35
 ENTRIES = LAST_PHASE + CALLBACKS
 NAME_BYTES = 48
 OTHERS = "other callbacks"

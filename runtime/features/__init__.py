@@ -37,12 +37,13 @@ from grpo_run.runtime.features import (
     phase_growth,
     quarantine,
     reward_workers,
+    rollout_server,
     trackers,
 )
 
 FEATURES: tuple[ModuleType, ...] = (
-    injections, caps, memory_plan, reward_workers, quarantine, trackers, phase_growth, memory_trace,
-    kept_completions, masking, learning_guards,
+    injections, rollout_server, caps, memory_plan, reward_workers, quarantine, trackers, phase_growth,
+    memory_trace, kept_completions, masking, learning_guards,
 )  # fmt: skip
 """All features, in the order in which they are asked."""
 

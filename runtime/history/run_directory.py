@@ -266,6 +266,7 @@ OWN_NAMES = (
     "trace.json.gz",
     files.FILE_NAME,
     "plan_traces",
+    "rollout-server.log",
     "memory_forecast",  # of earlier releases, whose runs are continued, as is the next
     "memory_trace",
 )

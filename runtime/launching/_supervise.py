@@ -37,7 +37,9 @@ from grpo_run.runtime.launching.display import Display, Screen
 from grpo_run.runtime.launching.notifications import Notifier
 from grpo_run.runtime.launching.reading import history_parts
 from grpo_run.runtime.launching.request import RunResult
+from grpo_run.runtime.processes.companion import companion_token
 from grpo_run.runtime.processes.helpers import Helpers
+from grpo_run.runtime.processes.identity import own_identity as own_process
 from grpo_run.runtime.processes.starting import VARIABLE
 from grpo_run.runtime.snapshots.area import StagingArea
 from grpo_run.runtime.supervisor.guardian import Guardian
@@ -105,7 +107,9 @@ def _supervise(
         parts=history_parts(),
         features=[module.PART for module in modules("supervisor")],
     )
-    guardian = Guardian(directory.journal, config.run_id, tokens=(token,), keep=config.keep)
+    guardian = Guardian(
+        directory.journal, config.run_id, tokens=(token, companion_token(own_process())), keep=config.keep
+    )
     helpers = Helpers(
         owned,
         remaining,
@@ -128,7 +132,7 @@ def _supervise(
     try:
         stop_signals = _run_agent(agent, supervisor, stops, launch, directory, token)
     finally:
-        for part in (guardian.end, output.stop, screen.stop):
+        for part in (supervisor.end_features, guardian.end, output.stop, screen.stop):
             try:
                 part()
             except Exception as error:  # noqa: BLE001 - how the run has ended does not depend on its display

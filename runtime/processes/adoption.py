@@ -27,6 +27,8 @@ UNCLAIMED_SECONDS = 60.0
 """After this time nobody waits for a child of our own session that has exited."""
 _abandoned: set[tuple[int, int]] = set()
 """Children that this process has killed and no longer waits for, by pid and start time."""
+_companions: set[tuple[int, int]] = set()
+"""Those that live beside the ranks; a zombie too, whose exit code is read by who has started it."""
 
 
 def adopt_orphans() -> bool:
@@ -42,14 +44,26 @@ def adopt_orphans() -> bool:
     return become_subreaper() and os.getpid() != 1 and not read_children(os.getpid())
 
 
+def note_companion(pid: int) -> None:
+    """Take note of a child that lives beside the ranks and leads a session of its own (`companion.py`)."""
+    stat = read_stat(pid)
+    if stat is not None:
+        _companions.add(stat.key)
+
+
 def own_children() -> set[int]:
-    """Return the pids of the forkserver and of drain workers, abandoned ones too, which have sessions of
-    their own.
+    """Return the pids of the forkserver, of drain workers and of companions, abandoned ones too, which have
+    sessions of their own.
     """
     # ranks are not daemons
     started = {child.pid for child in multiprocessing.active_children() if child.daemon}
     abandoned = {pid for pid, ticks in _abandoned if _lives(pid, ticks)}
-    return abandoned | {pid for pid in (process_names.forkserver_pid(), *started) if pid is not None}
+    companions = {pid for pid, ticks in _companions if (stat := read_stat(pid)) and stat.key == (pid, ticks)}
+    return (
+        abandoned
+        | companions
+        | {pid for pid in (process_names.forkserver_pid(), *started) if pid is not None}
+    )
 
 
 def abandon(child: BaseProcess) -> None:

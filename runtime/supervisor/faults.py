@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from grpo_run.runtime.errors import EXIT_FINISHED, EXIT_GAVE_UP, EXIT_STOPPED, EXIT_USAGE, UsageError
 from grpo_run.runtime.history.events import ActionChosen, AttemptEnded, IncidentConfirmed, WarningGiven
@@ -81,10 +81,10 @@ class FaultHandler:
         self._history = history
         self._features = features
 
-    def begin_attempt(self) -> None:
+    def begin_attempt(self, node: int) -> None:
         """Let features prepare what depends on the last fault."""
         for feature in self._features:
-            feature.begin_attempt()
+            feature.begin_attempt(node)
 
     def handle(
         self,
@@ -108,7 +108,7 @@ class FaultHandler:
             self._lifecycle.fire(RunEvent.fault)
         began_at = self._wall_time_of_fault(context, exits_unseen_since)
         incident = gather(self._run, context)
-        verdict = diagnose(incident.evidence)
+        verdict = self._explained(diagnose(incident.evidence))
         self._write_incident(incident, verdict, slots, began_at)
         if left:
             if has_finished(slots.values(), self._history, verdict.signature):
@@ -132,7 +132,15 @@ class FaultHandler:
             self._show_traceback(verdict, restart=decision.restarts, stopping=stopping)
         self._act(verdict, decision, answer)
         tell_ranks(context, verdict)
-        return self._resolve(verdict, decision, usage=usage, stopping=stopping)
+        return self._resolve(verdict, decision, answer, usage=usage, stopping=stopping)
+
+    def _explained(self, verdict: Verdict) -> Verdict:
+        """Return the verdict on what has caused a fault of the ranks; their own sentence follows its."""
+        found = (feature.explain(verdict) for feature in self._features)
+        cause = next((one for one in found if one is not None), None)
+        if cause is None:
+            return verdict
+        return replace(cause, sentence=f"{as_sentence(cause.sentence)} {verdict.sentence}")
 
     def _wall_time_of_fault(self, context: IncidentContext, exits_unseen_since: float) -> float:
         """Return when the fault began, in seconds since the epoch, as far as clocks show it."""
@@ -170,7 +178,13 @@ class FaultHandler:
             answer.act()
 
     def _resolve(
-        self, verdict: Verdict, decision: Decision, *, usage: RankError | None, stopping: bool
+        self,
+        verdict: Verdict,
+        decision: Decision,
+        answer: Answer | None,
+        *,
+        usage: RankError | None,
+        stopping: bool,
     ) -> Resolution:
         if usage is not None and not stopping:
             # found only inside a rank; reported as the launcher would have reported it
@@ -179,12 +193,15 @@ class FaultHandler:
             return Resolution(restart=True, delay_seconds=decision.delay_seconds)
         if stopping:
             return Resolution(event=RunEvent.stopped, exit_code=stop_code(self._history))
+        code = answer.exit_code if answer is not None and decision is answer.decision else EXIT_GAVE_UP
+        event = RunEvent.stopped if code == EXIT_STOPPED else RunEvent.gave_up
         said, place = verdict.sentence, verdict.location
         if place is not None and place.short.partition(" ")[0] not in said + decision.reason:
             said = f"{said.rstrip('. ')} ({place.short})"
-        sentence = f"{as_sentence(said)} Gave up: {as_sentence(decision.reason)}"
+        word = "Stopped" if code == EXIT_STOPPED else "Gave up"
+        sentence = f"{as_sentence(said)} {word}: {as_sentence(decision.reason)}"
         advice = verdict.advice if verdict.shortage is not None else ()
-        return Resolution(sentence=" ".join((sentence, *advice)))
+        return Resolution(event=event, exit_code=code, sentence=" ".join((sentence, *advice)))
 
     def _can_go_back(self, answer: Answer | None) -> bool:
         before = answer.decision.before_step if answer is not None else None

@@ -59,6 +59,7 @@ class IncidentContext:
         detector: of hangs.
         best_position: the furthest (train call, step) that the run has committed in any attempt.
         finding: a hang; None when ranks exited or did not stop in time.
+        outside: a fault outside the ranks that a feature has found.
         stop_seconds: how long the ranks had been asked to stop, if that is the only fault.
         kills_of: returns which of the ranks that have exited the kernel has killed for lack of memory.
     """
@@ -69,6 +70,7 @@ class IncidentContext:
     detector: HangDetector
     best_position: tuple[int, int]
     finding: HangFinding | None = None
+    outside: Verdict | None = None
     stop_seconds: float = 0.0
     kills_of: Callable[[Collection[Exit]], KernelKills] = lambda exits: KernelKills()
 
@@ -158,6 +160,7 @@ def gather(run: RunDirectory, context: IncidentContext) -> OpenIncident:
         deadlock=finding.deadlock if finding is not None else None,
         stall=finding.stall if finding is not None else None,
         stop_seconds=context.stop_seconds,
+        outside=context.outside,
         exits=tuple(attempt.exits.seen),
         errors=attempt.exits.errors_of_others(attempt.local_rank_of),
         positions=positions,

@@ -1,10 +1,10 @@
 """The points at which features take part in the supervisor.
 
-In this order: when an attempt is prepared, `begin_attempt`, then `rank_environment` and `rank_settings`
-for each rank; while ranks run, `poll`, and `committed` after steps; after a fault, once its
-verdict is known, `answer`; when the run ends, `end_remark` and `end`. Features are asked in the order of
-`runtime.features.FEATURES`, and the first answer counts. `supervisor.py`, `faults.py` and `outcome.py` call
-them. Plain data, and methods that do nothing.
+In this order: when an attempt is prepared, `begin_attempt`, then `rank_environment` and `rank_settings` for
+each rank; while ranks run, `poll` and `fault`, and `committed` after steps; after a fault of the ranks,
+`explain`, and once the verdict is final, `answer`; when the run ends, `end_remark` and `end`. Features are
+asked in the order of `runtime.features.FEATURES`, and the first answer counts. `supervisor.py`, `faults.py`
+and `outcome.py` call them. Plain data, and methods that do nothing.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from grpo_run.runtime.errors import EXIT_GAVE_UP
 from grpo_run.runtime.history.attempt_files import AttemptFiles
 from grpo_run.runtime.history.history import History
 from grpo_run.runtime.history.recovery import Decision
@@ -20,6 +21,7 @@ from grpo_run.runtime.history.reporter import Reporter
 from grpo_run.runtime.history.run_directory import RunDirectory
 from grpo_run.runtime.launch.config import RunConfig
 from grpo_run.watchdog.memory.phase_memory import RankMemory
+from grpo_run.watchdog.observation import Slot
 from grpo_run.watchdog.verdict import Verdict
 
 
@@ -52,11 +54,13 @@ class Answer:
         act: called once the decision is in the journal, before the next attempt.
         at_once: the decision is taken, whatever the policy would decide, unless a stop was requested or the
             settings are wrong.
+        exit_code: of the run, if the decision ends it.
     """
 
     decision: Decision
     act: Callable[[], None] = lambda: None
     at_once: bool = False
+    exit_code: int = EXIT_GAVE_UP
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,8 +85,16 @@ class SupervisorFeature:
     name: ClassVar[str]
     """Under which its part in a rank finds its settings."""
 
-    def begin_attempt(self) -> None:
-        """Prepare an attempt."""
+    def begin_attempt(self, node: int) -> None:
+        """Prepare an attempt; no rank of it runs yet. May wait: a signal that stops the run ends the wait by
+        an exception.
+
+        Args:
+            node: number of this node among those of the run.
+
+        Raises:
+            ProcessError: the attempt cannot be started.
+        """
 
     def rank_environment(self, environment: Mapping[str, str]) -> dict[str, str]:
         """Return further variables of the ranks.
@@ -106,8 +118,25 @@ class SupervisorFeature:
     def poll(self) -> None:
         """Several times a second while ranks run. What they have written to the journal is in the history."""
 
+    def fault(self, slots: Mapping[int, Slot | None]) -> Verdict | None:
+        """Return a fault outside the ranks that they cannot survive. Asked when `poll` is, whether ranks have
+        failed or not.
+
+        Args:
+            slots: of the ranks of this node.
+        """
+        return None
+
+    def explain(self, verdict: Verdict) -> Verdict | None:
+        """Return the verdict on what has caused a fault of the ranks, if that lies outside them.
+
+        Args:
+            verdict: as the ranks show it.
+        """
+        return None
+
     def end(self) -> None:
-        """The run has ended."""
+        """The run has ended, in whatever way. Called once."""
 
     def answer(self, fault: Fault) -> Answer | None:
         """Return what can be done against a fault, which the history contains as its last recovery.

@@ -18,6 +18,7 @@ import pydantic
 
 from grpo_run.runtime.files import write_json
 from grpo_run.runtime.processes import identity
+from grpo_run.runtime.processes.companion import companion_token
 from grpo_run.runtime.processes.identity import ProcessIdentity
 from grpo_run.runtime.processes.termination import TerminatedProcess, terminate
 from grpo_run.watchdog.processes import read_processes
@@ -57,7 +58,9 @@ def end_previous(file: Path, own: SupervisorIdentity, keep: Sequence[str]) -> li
     with contextlib.suppress(OSError):  # no descriptor, or a full disk: the run does not depend on it
         last = _read(file)
         if last is not None and last.is_visible and not last.is_alive:
-            left = RunProcesses(os.getpid(), os.getsid(0), tokens=(last.token,), any_age=True)
+            left = RunProcesses(
+                os.getpid(), os.getsid(0), tokens=(last.token, companion_token(last)), any_age=True
+            )
             ended = terminate(lambda: without_kept(left.find(read_processes()), keep), sessions=())
         write_json(file, _ADAPTER.dump_python(own))
     return ended

@@ -62,6 +62,7 @@ from grpo_run.runtime.supervisor.stop_means import StopMeans, stop_code
 from grpo_run.watchdog.memory.phase_memory import RankMemory
 from grpo_run.watchdog.observation import Exit, Slot
 from grpo_run.watchdog.stalls.step_clock import UNSEEN_SECONDS
+from grpo_run.watchdog.verdict import Verdict
 
 LEAST_POLL_SECONDS = 0.01
 """Least time between two polls that are asked for."""
@@ -183,9 +184,9 @@ class Supervisor:
         A stop request ends the wait before a start by an exception.
         """
         time.sleep(max(0.0, self._start_not_before - time.monotonic()))
-        forkserver.await_server(functools.partial(self.warn, None))
         self._settle_resumption()
-        self._faults.begin_attempt()
+        self._faults.begin_attempt(group_rank)
+        forkserver.await_server(functools.partial(self.warn, None))
         self._reporter.begin_attempt()
         self.attempt.files.close()
         attempt = self.attempt = Attempt(
@@ -281,6 +282,7 @@ class Supervisor:
         self._live.read_ranks()
         for feature in self.features:
             feature.poll()
+        outside = next(filter(None, [feature.fault(slots) for feature in self.features]), None)
         if self._drains is not None:
             try:
                 self._drains.poll(ranks_have_loaded=self.attempt.have_loaded(slots))
@@ -295,8 +297,8 @@ class Supervisor:
         self.attempt.exits.add(exits, slots)
         if self.stop.signalled:
             return self._poll_signalled(ranks)
-        if self.attempt.exits.failed:
-            return self._handle_fault(ranks, slots)
+        if self.attempt.exits.failed or (outside is not None and ranks.alive):
+            return self._handle_fault(ranks, slots, outside=outside)
         if self._host.restarts(ranks, self.attempt, self._polled_at):
             return self._start_again(RunEvent.memory_short)
         if self.attempt.exits.seen and not ranks.alive:
@@ -416,10 +418,14 @@ class Supervisor:
         self._faults.report_slow_stop(self._incident(ranks, stop_seconds=waited_seconds))
 
     def _handle_fault(
-        self, ranks: RankGroup, slots: dict[int, Slot | None], finding: HangFinding | None = None
+        self,
+        ranks: RankGroup,
+        slots: dict[int, Slot | None],
+        finding: HangFinding | None = None,
+        outside: Verdict | None = None,
     ) -> Directive:
         resolution = self._faults.handle(
-            self._incident(ranks, finding=finding),
+            self._incident(ranks, finding=finding, outside=outside),
             slots,
             stopping=self.stop.requested,
             exits_unseen_since=max(self._previous_poll_at, self._ranks_started_at),
@@ -452,10 +458,12 @@ class Supervisor:
         )
 
     def _end(self, event: RunEvent, exit_code: int, sentence: str = "") -> Directive:
-        directive = self._outcome.end(event, exit_code, self.attempt, sentence)
+        return self._outcome.end(event, exit_code, self.attempt, sentence)
+
+    def end_features(self) -> None:
+        """Let features end what they have started: the run is over, in whatever way."""
         for feature in self.features:
             feature.end()
-        return directive
 
     def _stop_jointly(self, ranks: RankGroup) -> bool:
         """Let the ranks agree on a step, save and exit, and return whether all of them have.

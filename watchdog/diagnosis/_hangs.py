@@ -54,6 +54,7 @@ ADVICE = {
     ),
     Cause.data_stall: "Check the storage and the worker processes of the data loader.",
     Cause.checkpoint_stall: "Check the file system of output_dir.",
+    Cause.weight_sync_stuck: "Check the log of the server that receives the weights, and the network to it.",
     Cause.interpreter_stuck: (
         "The interpreter did not run: a call holds the GIL (a regular expression, native code), or the"
         " process is stopped."

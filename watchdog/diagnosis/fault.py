@@ -49,6 +49,7 @@ class Evidence:
         deadlock: that was proved while all ranks ran; None if none was.
         stall: that was found while all ranks ran; None if none was.
         stop_seconds: how long the ranks had been asked to stop, if that is the only fault.
+        outside: a fault outside the ranks, which is judged already; None if there is none.
         exits: of the attempt, in the order in which they were observed.
         errors: what ranks that have not been seen to exit have left as the exception that ends them, by rank.
             Their peers may exit first: they lose their connection while such a rank runs its exit handlers.
@@ -65,6 +66,7 @@ class Evidence:
     deadlock: Deadlock | None = None
     stall: Stall | None = None
     stop_seconds: float = 0.0
+    outside: Verdict | None = None
     exits: Sequence[Exit] = ()
     errors: Mapping[int, RankError] = field(default_factory=dict)
     positions: Mapping[int, Position] = field(default_factory=dict)
@@ -103,6 +105,8 @@ def diagnose(evidence: Evidence) -> Verdict:
     """Return the verdict on a fault."""
     slots, stacks = evidence.slots, evidence.stacks
     failed, raising = evidence.failed, evidence.raising
+    if evidence.outside is not None:
+        return add_locations(evidence.outside, stacks)
     short = [exit for exit in raising if shortage_of(exit.error, None) is not None]
     hangs = evidence.deadlock is not None or evidence.stall is not None
     if hangs and short:  # the others wait for a rank that has ended

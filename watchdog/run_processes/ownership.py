@@ -28,7 +28,7 @@ class RunProcesses:
         session: its session.
         tokens: values of `TOKEN_VARIABLE` that prove ownership.
         started_by_supervisor: returns the pids of other processes that it has started with a session of their
-            own.
+            own. What these start in their sessions is not the ranks'.
         adopts_only_ours: a child of the supervisor that it did not start descends from a rank. Not so for pid
             1 of a container, which adopts everything, nor with children from before the launch (`helper &
             exec …`).
@@ -86,7 +86,7 @@ class RunProcesses:
             process
             for process in table.values()
             if process.session != self._session
-            and process.pid not in excluded
+            and excluded.isdisjoint((process.pid, process.session))
             and process.key not in self._unkillable
         ]
         found = descendants(table, [one.pid for one in candidates if self._descends(one, table, below)])

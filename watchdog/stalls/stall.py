@@ -56,6 +56,7 @@ _CAUSES = {
     Phase.reward: Cause.reward_stall,
     Phase.data: Cause.data_stall,
     Phase.checkpoint: Cause.checkpoint_stall,
+    Phase.weight_sync: Cause.weight_sync_stuck,
 }
 
 

@@ -61,7 +61,7 @@ class RunMemory(SupervisorFeature):
         self._early_bytes: dict[int, int] = {}
         """What each rank kept between its steps early in the attempt."""
 
-    def begin_attempt(self) -> None:
+    def begin_attempt(self, node: int) -> None:
         """Wait until the memory of the last attempt is back, if it ended because there was not enough.
 
         At the start of a launch, take over the plan that the user has given, unless the run has it already.

@@ -55,7 +55,7 @@ class RunQuarantine(SupervisorFeature):
         self._suspected: RolloutPosition | None = None
         """The rollout of the last fault, whose prompts the ranks record."""
 
-    def begin_attempt(self) -> None:
+    def begin_attempt(self, node: int) -> None:
         """Read the file again, which the user may have edited, and suspect the rollout of the last fault."""
         try:
             self._prompts = self._read()

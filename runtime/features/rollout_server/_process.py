@@ -1,0 +1,133 @@
+"""The process of a rollout server that a run starts: its command, port, devices, log and end.
+
+The command is the user's, as for `env`: words, with assignments of variables before them. What it does not
+say is added: host and port, vLLM's development routes, through which TRL sends weights, and the GPUs that the
+ranks leave. Used by `supervisor.py`. Asks the server nothing (`_watch.py`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shlex
+import shutil
+import socket
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from grpo_run.runtime.errors import ConfigError
+
+HOST = "127.0.0.1"
+"""A server of this run only: its development routes change weights, and are for nobody else."""
+DEFAULTS = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1"}
+"""What TRL needs of vLLM: routes that take weights, and adapters while it runs."""
+DEVICES = "CUDA_VISIBLE_DEVICES"
+TAIL_BYTES = 16 * 1024
+_ASSIGNMENT = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=(.*)", re.DOTALL)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerCommand:
+    """What is started.
+
+    Attributes:
+        words: of the command, with host and port.
+        environment: what differs from that of the run.
+        port: where it listens.
+    """
+
+    words: tuple[str, ...]
+    environment: Mapping[str, str]
+    port: int
+
+    @property
+    def base_url(self) -> str:
+        """Where it answers."""
+        return f"http://{HOST}:{self.port}"
+
+
+def command_of(
+    text: str, environment: Mapping[str, str], *, ranks: int, gpus: Sequence[str]
+) -> ServerCommand:
+    """Return what a user's command starts.
+
+    Args:
+        text: of the command.
+        environment: of the run.
+        ranks: on this node; each uses one GPU.
+        gpus: that the run sees, as `CUDA_VISIBLE_DEVICES` names them.
+
+    Raises:
+        ConfigError: it names no program, or its port is no number.
+    """
+    words = shlex.split(text)
+    own: dict[str, str] = {}
+    while words and (match := _ASSIGNMENT.fullmatch(words[0])):
+        own[match[1]] = match[2]
+        del words[0]
+    if not words:
+        raise ConfigError(f"--rollout-server {text!r} names no program")
+    if shutil.which(words[0], path=own.get("PATH", environment.get("PATH"))) is None:
+        raise ConfigError(f"--rollout-server: {words[0]} is not a program that can be found on PATH")
+    given = {**environment, **own}
+    added = {name: value for name, value in DEFAULTS.items() if name not in given}
+    if DEVICES not in own and (left := gpus[ranks:]):
+        added[DEVICES] = ",".join(left)
+    port = _value_of(words, "--port")
+    if port is None:
+        port = str(free_port())
+        words += ["--port", port]
+    if not port.isdigit():
+        raise ConfigError(f"--rollout-server: --port {port} is no number")
+    if _value_of(words, "--host") is None:
+        words += ["--host", HOST]
+    return ServerCommand(words=tuple(words), environment={**added, **own}, port=int(port))
+
+
+def _value_of(words: Sequence[str], option: str) -> str | None:
+    """Return the value of an option among words; None if it is not given."""
+    for place, word in enumerate(words):
+        if word.startswith(f"{option}="):
+            return word.partition("=")[2]
+        if word == option and place + 1 < len(words):
+            return words[place + 1]
+    return None
+
+
+def free_port() -> int:
+    """Return a port at which nothing listens at present."""
+    with socket.socket() as opened:
+        opened.bind((HOST, 0))
+        return int(opened.getsockname()[1])
+
+
+def visible_gpus(environment: Mapping[str, str]) -> list[str]:
+    """Return the GPUs that a process with this environment sees, as `CUDA_VISIBLE_DEVICES` names them; empty
+    without any.
+    """
+    if (given := environment.get(DEVICES)) is not None:
+        return [one.strip() for one in given.split(",") if one.strip()]
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        return []
+    try:
+        return [str(number) for number in range(pynvml.nvmlDeviceGetCount())]
+    finally:
+        with contextlib.suppress(pynvml.NVMLError):
+            pynvml.nvmlShutdown()
+
+
+def last_lines(log: Path, count: int) -> list[str]:
+    """Return the last lines of a log that are not empty."""
+    try:
+        with open(log, "rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL_BYTES))
+            text = file.read(TAIL_BYTES).decode(errors="replace")
+    except OSError:
+        return []
+    return [line.strip() for line in re.split(r"[\r\n]+", text) if line.strip()][-count:]
