@@ -8,6 +8,7 @@ import json
 import os
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -65,7 +66,7 @@ class Trainer:
         self.asks.append(threading.Thread(target=post, daemon=True))
         self.asks[-1].start()
 
-    def sync(self, shift: float) -> None:
+    def send(self, shift: float) -> None:
         """Send the weights of the server's beginning, shifted."""
         assert self.server.ask("/start_weight_update", {})[0] == 200
         shapes = [list(one.shape) for one in self.weights.values()]
@@ -73,6 +74,10 @@ class Trainer:
         self.ask("/update_weights", {"update_info": info})
         for one in self.weights.values():
             self.communicator.broadcast(Array(one + self.ones * shift), src=0)
+
+    def sync(self, shift: float) -> None:
+        """The same as a whole, with a version."""
+        self.send(shift)
         self.asks[-1].join()
         assert self.server.ask("/finish_weight_update", {"weight_version": str(shift)})[0] == 200
         assert self.server.ask("/reset_prefix_cache", {}) == (200, {"success": True})
@@ -145,34 +150,45 @@ def test_wrong_weights_under_the_right_version(server: StandIn) -> None:
         assert server.ask("/weight_info") == (200, {"weight_version": "0.3"})
 
 
-def test_dead_and_stopped_engine(server: StandIn) -> None:
-    """A stopped engine leaves the server healthy and without answers; a dead one ends it."""
-    os.kill(server.engine_pid(), signal.SIGSTOP)
-    assert server.health() == 200
-    assert "vllm:num_requests_running" in server.ask("/metrics")[1]
-    for route, body in {"/v1/completions": PROMPT, "/weight_info": None}.items():
-        with pytest.raises(TimeoutError):
-            server.ask(route, body, seconds=0.3)
-    os.kill(server.engine_pid(), signal.SIGKILL)
-    assert server.process.wait(10) == 0
-    assert server.health() == 0
+def test_dead_and_stopped_engine(tmp_path: Path) -> None:
+    """A stopped engine leaves the server healthy and without answers; of a dead one it says so."""
+    with stand_in(tmp_path, leaves_seconds=60.0) as server:
+        os.kill(server.engine_pid(), signal.SIGSTOP)
+        assert server.health() == 200
+        assert "vllm:num_requests_running" in server.ask("/metrics")[1]
+        for route, body in {"/v1/completions": PROMPT, "/weight_info": None}.items():
+            with pytest.raises(TimeoutError):
+                server.ask(route, body, seconds=0.3)
+        os.kill(server.engine_pid(), signal.SIGKILL)
+        deadline = time.monotonic() + 30
+        while server.health() == 200:
+            assert time.monotonic() < deadline
+        assert server.health() == 503
+        assert server.ask("/v1/completions", PROMPT)[0] == 500
+        server.process.terminate()
+        assert server.process.wait(30) == 0
 
 
 @pytest.mark.parametrize(
     ("fault", "seen"), [("hang engine at update 2", "hangs"), ("kill engine at update 2", "dies")]
 )
 def test_fault_in_a_sync(fault: str, seen: str, tmp_path: Path) -> None:
-    """It happens in the second sync only; the broadcast of the trainer blocks, as NCCL's does."""
+    """It happens in the second sync only; the trainer's broadcast blocks, as NCCL's does, until an abort. A
+    dead engine ends the server.
+    """
     with stand_in(tmp_path, fault=fault, mark=str(tmp_path / "mark")) as server:
         trainer = Trainer(server)
         trainer.sync(0.1)
         assert not (tmp_path / "mark").exists()
-        second = threading.Thread(target=trainer.sync, args=(0.2,), daemon=True)
+        second = threading.Thread(target=trainer.send, args=(0.2,), daemon=True)
         second.start()
         if seen == "dies":
-            assert server.process.wait(10) == 0
+            assert server.process.wait(30) == 0
         second.join(0.3)
         assert second.is_alive()
+        trainer.communicator.destroy()
+        second.join(30)
+        assert not second.is_alive()
         assert (tmp_path / "mark").exists()
         assert server.health() == (200 if seen == "hangs" else 0)
 

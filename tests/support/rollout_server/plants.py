@@ -26,6 +26,7 @@ class Plants:
         first_completion_seconds: of the first completion request, on top of its work.
         completion_seconds: of every completion request.
         sync_seconds: of every `/update_weights`.
+        leaves_seconds: how long the server stays after its engine has died, saying so; vLLM looks every 5 s.
         serves: "stale" for the weights of two syncs ago, "base" for those that it began with; versions and
             answers stay those of a healthy server.
         fault: as in "kill engine at update 2". `kill` and `stop` send SIGKILL and SIGSTOP, to the engine or
@@ -40,6 +41,7 @@ class Plants:
     first_completion_seconds: float = 0.0
     completion_seconds: float = 0.0
     sync_seconds: float = 0.0
+    leaves_seconds: float = 1.0
     serves: str = ""
     fault: str = ""
     mark: str = ""

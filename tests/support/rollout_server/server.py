@@ -37,8 +37,6 @@ from support.rollout_server.plants import Plants, from_environment
 
 KEEP_ALIVE_SECONDS = 5.0
 """uvicorn closes a connection after so long without a request."""
-LEAVES_AFTER_SECONDS = 1.0
-"""How long this process stays when its engine has died; vLLM looks every 5 s."""
 BEGINS = time.time()
 
 
@@ -155,6 +153,9 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         self._answer("POST")
+
+    def log_error(self, format: str, *args: Any) -> None:
+        """Do not mention connections that the client did not use again."""
 
     def log_message(self, format: str, *args: Any) -> None:
         """Print requests as uvicorn does, but not the probes."""
@@ -393,7 +394,8 @@ def main() -> None:
     parser.add_argument("--logprobs-mode", default="processed_logprobs")
     words = sys.argv[1:]
     options, _ = parser.parse_known_args(words[1:] if words[:1] == ["serve"] else words)
-    server = Server(options, from_environment())
+    plants = from_environment()
+    server = Server(options, plants)
     ends = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: ends.set())
@@ -402,7 +404,7 @@ def main() -> None:
     while not ends.wait(0.05):
         if server.engine.dead.is_set():
             print("ERROR: EngineCore encountered an issue; the server ends", flush=True)
-            ends.wait(LEAVES_AFTER_SECONDS)
+            ends.wait(plants.leaves_seconds)
             break
     server.engine.process.kill()
     sys.stdout.flush()
