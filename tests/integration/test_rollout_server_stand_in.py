@@ -10,13 +10,15 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support.references import plain_ranks
+from support.rollout_server.plants import Plants
 from support.rollout_server.starting import HERE, SCRIPT, StandIn, stand_in
-from support.runs import Runs, digest, free_port
+from support.runs import Runs, alive, digest, free_port
 
 PROMPT = {
     "prompt": [[3, 4, 5], [6, 7, 8, 9]],
@@ -191,6 +193,54 @@ def test_fault_in_a_sync(fault: str, seen: str, tmp_path: Path) -> None:
         assert not second.is_alive()
         assert (tmp_path / "mark").exists()
         assert server.health() == (200 if seen == "hangs" else 0)
+
+
+def test_killed_server(tmp_path: Path) -> None:
+    """Both processes are gone, and the request with them."""
+    with stand_in(tmp_path, fault="kill server at completion 2") as server:
+        assert server.ask("/v1/completions", PROMPT)[0] == 200
+        engine = server.engine_pid()
+        with pytest.raises(ConnectionError):
+            server.ask("/v1/completions", PROMPT)
+        assert server.process.wait(30) == -signal.SIGKILL
+        assert not alive([engine])
+
+
+def test_delays(tmp_path: Path) -> None:
+    """Start-up, the first completion, and every sync take as long as planted."""
+    begin = time.monotonic()
+    with stand_in(tmp_path, startup_seconds=0.3, first_completion_seconds=0.3, sync_seconds=0.3) as server:
+        assert time.monotonic() - begin > 0.3
+        for act in (lambda: logprobs(server), partial(Trainer(server).sync, 0.1)):
+            begin = time.monotonic()
+            act()
+            assert time.monotonic() - begin > 0.3
+
+
+def test_a_fault_happens_at_its_moment_once(tmp_path: Path) -> None:
+    """Its mark prevents it in the next process."""
+    plants = Plants(fault="stop server at finish 2", mark=str(tmp_path / "mark"))
+    moments = [("finish", 1), ("update", 2), ("finish", 3), ("finish", 2), ("finish", 2)]
+    assert [plants.due(*one) for one in moments] == [None, None, None, ("stop", "server"), None]
+    for wrong in ({"fault": "kill engine"}, {"serves": "nothing"}):
+        with pytest.raises(ValueError, match=next(iter(wrong))):
+            plants.changed(wrong)
+
+
+def test_paused_generation_waits(server: StandIn) -> None:
+    """Until it is resumed; log-probabilities of a prompt are those of its tokens, ranked."""
+    assert server.ask("/pause?mode=keep", {}) == (200, {"status": "paused"})
+    assert server.ask("/is_paused") == (200, {"is_paused": True})
+    with pytest.raises(TimeoutError):
+        server.ask("/v1/completions", PROMPT, seconds=0.3)
+    assert server.ask("/resume", {}) == (200, {"status": "resumed"})
+    body = {"prompt": [3, 4, 5], "max_tokens": 1, "prompt_logprobs": 3}
+    (choice,) = server.ask("/v1/completions", body)[1]["choices"]
+    first, *others = choice["prompt_logprobs"]
+    assert first is None
+    for token, values in zip(("4", "5"), others, strict=True):
+        assert {one["rank"] for one in values.values()} == {1, 2, 3, values[token]["rank"]}
+        assert max(values.values(), key=lambda one: one["logprob"])["rank"] == 1
 
 
 def test_start_up_that_fails(tmp_path: Path) -> None:

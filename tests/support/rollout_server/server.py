@@ -28,8 +28,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
-if not __package__:  # by path
-    sys.path[0] = str(Path(__file__).resolve().parents[2])
+if __package__ != "support.rollout_server":  # by path, or as `tests.support…`
+    sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # before numpy: tensors of this size need no threads
 
 from support.rollout_server import engine as engine_process
@@ -297,10 +297,9 @@ def choice(body: dict[str, Any], prompt: list[int], of_prompt: Any, made: Any) -
     prompt_logprobs = of_prompt and [
         values and {
             str(token): {
-                "logprob": value, "rank": 1 + sum(other > value for other in values.values()),
-                "decoded_token": None,
+                "logprob": value, "rank": rank, "decoded_token": None,
             }
-            for token, value in values.items()
+            for token, (value, rank) in values.items()
         }
         for values in of_prompt
     ]  # fmt: skip
@@ -351,7 +350,7 @@ METRICS = {
 NOT_SUPPORTED: dict[str, tuple[Any, ...]] = {
     "repetition_penalty": (1.0,), "top_p": (1.0,), "top_k": (0, -1), "min_p": (0.0,), "stream": (False,),
     "echo": (False,), "structured_outputs": (), "stop": ([],), "logit_bias": (), "presence_penalty": (0.0,),
-    "frequency_penalty": (0.0,), "min_tokens": (0,),
+    "frequency_penalty": (0.0,), "min_tokens": (0,), "ignore_eos": (False,), "stop_token_ids": ([],),
 }  # fmt: skip
 """Parameters of a completion, and the values of them that change nothing."""
 ROUTES: dict[tuple[str, str], Any] = {
