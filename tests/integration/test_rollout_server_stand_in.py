@@ -8,14 +8,17 @@ import json
 import os
 import signal
 import threading
+import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support.references import plain_ranks
+from support.rollout_server.plants import Plants
 from support.rollout_server.starting import HERE, SCRIPT, StandIn, stand_in
-from support.runs import Runs, digest, free_port
+from support.runs import Runs, alive, digest, free_port
 
 PROMPT = {
     "prompt": [[3, 4, 5], [6, 7, 8, 9]],
@@ -65,7 +68,7 @@ class Trainer:
         self.asks.append(threading.Thread(target=post, daemon=True))
         self.asks[-1].start()
 
-    def sync(self, shift: float) -> None:
+    def send(self, shift: float) -> None:
         """Send the weights of the server's beginning, shifted."""
         assert self.server.ask("/start_weight_update", {})[0] == 200
         shapes = [list(one.shape) for one in self.weights.values()]
@@ -73,6 +76,10 @@ class Trainer:
         self.ask("/update_weights", {"update_info": info})
         for one in self.weights.values():
             self.communicator.broadcast(Array(one + self.ones * shift), src=0)
+
+    def sync(self, shift: float) -> None:
+        """The same as a whole, with a version."""
+        self.send(shift)
         self.asks[-1].join()
         assert self.server.ask("/finish_weight_update", {"weight_version": str(shift)})[0] == 200
         assert self.server.ask("/reset_prefix_cache", {}) == (200, {"success": True})
@@ -145,36 +152,95 @@ def test_wrong_weights_under_the_right_version(server: StandIn) -> None:
         assert server.ask("/weight_info") == (200, {"weight_version": "0.3"})
 
 
-def test_dead_and_stopped_engine(server: StandIn) -> None:
-    """A stopped engine leaves the server healthy and without answers; a dead one ends it."""
-    os.kill(server.engine_pid(), signal.SIGSTOP)
-    assert server.health() == 200
-    assert "vllm:num_requests_running" in server.ask("/metrics")[1]
-    for route, body in {"/v1/completions": PROMPT, "/weight_info": None}.items():
-        with pytest.raises(TimeoutError):
-            server.ask(route, body, seconds=0.3)
-    os.kill(server.engine_pid(), signal.SIGKILL)
-    assert server.process.wait(10) == 0
-    assert server.health() == 0
+def test_dead_and_stopped_engine(tmp_path: Path) -> None:
+    """A stopped engine leaves the server healthy and without answers; of a dead one it says so."""
+    with stand_in(tmp_path, leaves_seconds=60.0) as server:
+        os.kill(server.engine_pid(), signal.SIGSTOP)
+        assert server.health() == 200
+        assert "vllm:num_requests_running" in server.ask("/metrics")[1]
+        for route, body in {"/v1/completions": PROMPT, "/weight_info": None}.items():
+            with pytest.raises(TimeoutError):
+                server.ask(route, body, seconds=0.3)
+        os.kill(server.engine_pid(), signal.SIGKILL)
+        deadline = time.monotonic() + 30
+        while server.health() == 200:
+            assert time.monotonic() < deadline
+        assert server.health() == 503
+        assert server.ask("/v1/completions", PROMPT)[0] == 500
+        server.process.terminate()
+        assert server.process.wait(30) == 0
 
 
 @pytest.mark.parametrize(
     ("fault", "seen"), [("hang engine at update 2", "hangs"), ("kill engine at update 2", "dies")]
 )
 def test_fault_in_a_sync(fault: str, seen: str, tmp_path: Path) -> None:
-    """It happens in the second sync only; the broadcast of the trainer blocks, as NCCL's does."""
+    """It happens in the second sync only; the trainer's broadcast blocks, as NCCL's does, until an abort. A
+    dead engine ends the server.
+    """
     with stand_in(tmp_path, fault=fault, mark=str(tmp_path / "mark")) as server:
         trainer = Trainer(server)
         trainer.sync(0.1)
         assert not (tmp_path / "mark").exists()
-        second = threading.Thread(target=trainer.sync, args=(0.2,), daemon=True)
+        second = threading.Thread(target=trainer.send, args=(0.2,), daemon=True)
         second.start()
         if seen == "dies":
-            assert server.process.wait(10) == 0
+            assert server.process.wait(30) == 0
         second.join(0.3)
         assert second.is_alive()
+        trainer.communicator.destroy()
+        second.join(30)
+        assert not second.is_alive()
         assert (tmp_path / "mark").exists()
         assert server.health() == (200 if seen == "hangs" else 0)
+
+
+def test_killed_server(tmp_path: Path) -> None:
+    """Both processes are gone, and the request with them."""
+    with stand_in(tmp_path, fault="kill server at completion 2") as server:
+        assert server.ask("/v1/completions", PROMPT)[0] == 200
+        engine = server.engine_pid()
+        with pytest.raises(ConnectionError):
+            server.ask("/v1/completions", PROMPT)
+        assert server.process.wait(30) == -signal.SIGKILL
+        assert not alive([engine])
+
+
+def test_delays(tmp_path: Path) -> None:
+    """Start-up, the first completion, and every sync take as long as planted."""
+    begin = time.monotonic()
+    with stand_in(tmp_path, startup_seconds=0.3, first_completion_seconds=0.3, sync_seconds=0.3) as server:
+        assert time.monotonic() - begin > 0.3
+        for act in (lambda: logprobs(server), partial(Trainer(server).sync, 0.1)):
+            begin = time.monotonic()
+            act()
+            assert time.monotonic() - begin > 0.3
+
+
+def test_a_fault_happens_at_its_moment_once(tmp_path: Path) -> None:
+    """Its mark prevents it in the next process."""
+    plants = Plants(fault="stop server at finish 2", mark=str(tmp_path / "mark"))
+    moments = [("finish", 1), ("update", 2), ("finish", 3), ("finish", 2), ("finish", 2)]
+    assert [plants.due(*one) for one in moments] == [None, None, None, ("stop", "server"), None]
+    for wrong in ({"fault": "kill engine"}, {"serves": "nothing"}):
+        with pytest.raises(ValueError, match=next(iter(wrong))):
+            plants.changed(wrong)
+
+
+def test_paused_generation_waits(server: StandIn) -> None:
+    """Until it is resumed; log-probabilities of a prompt are those of its tokens, ranked."""
+    assert server.ask("/pause?mode=keep", {}) == (200, {"status": "paused"})
+    assert server.ask("/is_paused") == (200, {"is_paused": True})
+    with pytest.raises(TimeoutError):
+        server.ask("/v1/completions", PROMPT, seconds=0.3)
+    assert server.ask("/resume", {}) == (200, {"status": "resumed"})
+    body = {"prompt": [3, 4, 5], "max_tokens": 1, "prompt_logprobs": 3}
+    (choice,) = server.ask("/v1/completions", body)[1]["choices"]
+    first, *others = choice["prompt_logprobs"]
+    assert first is None
+    for token, values in zip(("4", "5"), others, strict=True):
+        assert {one["rank"] for one in values.values()} == {1, 2, 3, values[token]["rank"]}
+        assert max(values.values(), key=lambda one: one["logprob"])["rank"] == 1
 
 
 def test_start_up_that_fails(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from typing import Any
 
 import wrapt
 
+from grpo_run.runtime.features.rollout_server import _async
 from grpo_run.runtime.features.rollout_server._limits import Limits
 from grpo_run.runtime.features.rollout_server.events import ServerUsed
 from grpo_run.runtime.features.rollout_server.settings import NAME, RankServer, RolloutServerSettings
@@ -78,7 +79,6 @@ class RolloutServerPart(RankFeature):
     """The rollout server at the points of a rank."""
 
     name = NAME
-    preloaded = (f"{__package__}._custody",)
 
     def __init__(self) -> None:
         self._limits = Limits()
@@ -119,6 +119,8 @@ class RolloutServerPart(RankFeature):
         trainer, self._custody = points.trainer, None
         if trainer is None:
             return
+        if session.is_main:
+            _async.prepare(trainer, points.hooks, session.notify)
         mark = functools.partial(_marked, session)
         of_async = {name: [mark] for name in vllm_names.ASYNC_SYNCS}
         points.hooks.enter_context(wrapped_methods(trainer, of_async))

@@ -134,6 +134,11 @@ def best(row: Any, chosen: int, count: int) -> dict[int, float]:
     return {int(token): float(row[token]) for token in (chosen, *top)}
 
 
+def ranked(row: Any, chosen: int, count: int) -> dict[int, tuple[float, int]]:
+    """Return the same with the ranks of the tokens, from 1."""
+    return {token: (value, 1 + int((row > value).sum())) for token, value in best(row, chosen, count).items()}
+
+
 def sample(
     configuration: dict[str, Any], weights: Weights, prompt: list[int], *, count: int, temperature: float,
     longest: int, seed: int, top: int,

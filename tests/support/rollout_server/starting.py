@@ -25,7 +25,9 @@ READY_SECONDS = 60.0
 
 
 def path_of_ranks() -> dict[str, str]:
-    """Return the environment in which a script finds the stand-in for the package `vllm`."""
+    """Return the environment in which any script finds the stand-in for the package `vllm`, from a cold start
+    or in fresh interpreters; `SCRIPT` finds it without.
+    """
     rest = [os.environ["PYTHONPATH"]] if "PYTHONPATH" in os.environ else []
     return {"PYTHONPATH": os.pathsep.join([str(HERE / "packages"), *rest])}
 
@@ -61,9 +63,7 @@ class StandIn:
 
     def environment(self) -> dict[str, str]:
         """Return what lets the ranks of `SCRIPT` use this server."""
-        return {
-            **path_of_ranks(), "TEST_ROLLOUT_SERVER": self.url, "TEST_ROLLOUT_GROUP_PORT": str(free_port()),
-        }  # fmt: skip
+        return {"TEST_ROLLOUT_SERVER": self.url, "TEST_ROLLOUT_GROUP_PORT": str(free_port())}
 
     def health(self) -> int:
         """Return the status of `/health`, 0 if nobody listens."""
