@@ -6,7 +6,9 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PYTEST := $(BIN)/pytest
 
-.PHONY: demo test test-unit test-full test-versions package gpu lint typing generated mutation bench clean
+SERVER := build/rollout-server
+
+.PHONY: demo test test-unit test-full test-server test-versions package gpu lint typing generated mutation bench clean
 
 demo: $(STAMP)
 	$(BIN)/grpo-run demo
@@ -36,6 +38,16 @@ test-unit: $(STAMP)
 # All tests and the campaigns, which take hours. Results of the last run: docs/reference/campaigns.md.
 test-full: $(STAMP) system $(EXTENSION)
 	$(PYTEST) tests -q --durations=50
+
+# AsyncGRPO against a real vLLM on the CPU, in an environment of its own with 3 GB: some minutes.
+test-server: $(SERVER)/.installed
+	$(SERVER)/bin/python -m pytest tests/server -q
+
+$(SERVER)/.installed: tests/support/install-rollout-server.sh pyproject.toml
+	@echo "installing vLLM for the CPU into $(SERVER); output in $(SERVER).log"
+	@rm -rf $(SERVER) && mkdir -p build
+	@PYTHON=$(PYTHON) sh tests/support/install-rollout-server.sh $(SERVER) >$(SERVER).log 2>&1 || { cat $(SERVER).log; exit 1; }
+	touch $@
 
 # Build the wheel and run it where nothing else of the project is: without extras, and not from this folder.
 CLEAN := build/package

@@ -209,23 +209,27 @@ def tokenizer() -> PreTrainedTokenizerFast:
     )  # fmt: skip
 
 
-def model(vocabulary_size: int, seed: int) -> Qwen2ForCausalLM:
-    """Return a model with two layers of width 16 in float32, with the same weights on every rank."""
+def model(vocabulary_size: int, seed: int, **changes: Any) -> Qwen2ForCausalLM:
+    """Return a model with two layers of width 16 in float32, with the same weights on every rank.
+
+    Args:
+        changes: settings of its configuration that differ.
+    """
     set_seed(seed)
-    configuration = Qwen2Config(
-        vocab_size=vocabulary_size,
-        hidden_size=16,
-        intermediate_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        max_position_embeddings=64,
-        pad_token_id=0,
-        eos_token_id=1,
-        bos_token_id=None,
-        tie_word_embeddings=False,
-    )
-    return Qwen2ForCausalLM(configuration)
+    settings: dict[str, Any] = {
+        "vocab_size": vocabulary_size,
+        "hidden_size": 16,
+        "intermediate_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "max_position_embeddings": 64,
+        "pad_token_id": 0,
+        "eos_token_id": 1,
+        "bos_token_id": None,
+        "tie_word_embeddings": False,
+    }
+    return Qwen2ForCausalLM(Qwen2Config(**{**settings, **changes}))
 
 
 def policy(vocabulary_size: int, arguments: argparse.Namespace) -> Qwen2ForCausalLM:

@@ -1,7 +1,8 @@
-"""The trainer's end of a weight update group: TCP in place of NCCL, with what blocks in NCCL blocking here."""
+"""The trainer's end of a weight update group: TCP in place of NCCL, which blocks where NCCL does."""
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import struct
 import threading
@@ -53,7 +54,8 @@ class Communicator:
         self.disabled = True
         self._destroyed.set()
         for worker in self._workers:
-            worker.shutdown(socket.SHUT_RDWR)
+            with contextlib.suppress(OSError):  # it has gone
+                worker.shutdown(socket.SHUT_RDWR)
 
 
 def trainer_init(init_info: dict[str, Any], rank: int = 0) -> Communicator:
