@@ -51,7 +51,7 @@ class Communicator:
             for worker in self._workers:
                 worker.sendall(LENGTH.pack(len(content)))
                 worker.sendall(content)
-            if all([worker.recv(1) for worker in self._workers]):
+            if all(worker.recv(1) for worker in self._workers):
                 self._native.pthread_mutex_unlock(self._received)
 
     def destroy(self) -> None:
