@@ -18,7 +18,7 @@ import psutil
 import pytest
 from support import references
 from support.rollout_server.plants import VARIABLE
-from support.rollout_server.starting import SCRIPT, command
+from support.rollout_server.starting import SCRIPT, command, stand_in
 from support.runs import Run, Runs, alive, digest
 
 from grpo_run.watchdog.observation import Phase
@@ -207,6 +207,30 @@ def test_the_server_ends_with_a_killed_supervisor(served: Callable[..., Served])
         assert left == []
     run.start()
     run.check(limit_seconds=DEAD_SECONDS)
+
+
+def test_a_server_of_others_that_dies_ends_the_run_to_be_continued(runs: Runs, tmp_path: Path) -> None:
+    """The run has not started it, so it is not restarted; the same command continues."""
+    with stand_in(tmp_path) as server:
+        run = runs("--nproc-per-node", "2", *WORDS, environment=server.environment())
+        with run.held(after=2):
+            run.start().until_step(2)
+            server.close()
+            run.ended(75)
+    incident = run.until_event("incident")
+    assert incident["cause"] == "rollout_server_dead"
+    assert f"{server.url}, which this run has not started, does not listen any more" in run.printed()
+    with stand_in(tmp_path, port=server.port):
+        run.start().ended()
+
+
+def test_a_stop_ends_the_wait_for_a_server(served: Callable[..., Served]) -> None:
+    """No rank runs yet, and nothing is left."""
+    run = served(startup_seconds=60.0)
+    started = run.until_event("rollout_server_started")
+    run.send_signal(signal.SIGTERM)
+    run.ended(75)
+    assert not alive([started["pid"]])
 
 
 @pytest.mark.parametrize(
