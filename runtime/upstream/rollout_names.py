@@ -26,8 +26,6 @@ returns, a list for each row, with `PROMPT_IDS`."""
 PROMPT_IDS = "prompt_ids"
 BY_TOKEN = (COMPLETION_IDS, "logprobs", "env_mask")
 """What a `rollout_func` returns with a value for each token of a completion."""
-PENDING_TABLES = ("_pending_extra_logs", "_pending_metrics")
-"""Trainer attributes: what reward functions have logged for the rollout that is being scored."""
 ZERO_STD = "frac_reward_zero_std"
 """Metric: share of groups whose samples all have the same reward."""
 PROMPTS, COMPLETIONS = 0, 1

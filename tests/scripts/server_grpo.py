@@ -1,18 +1,25 @@
 """`grpo.py` with completions of a vLLM server, which the tests' stand-in is.
 
-`PYTHONPATH` has the stand-in for the package `vllm`. The server is where TRL looks for it by default, or
-where the environment says: `TEST_ROLLOUT_SERVER` is its URL, `TEST_ROLLOUT_GROUP_PORT` the port of the weight
-update group. Writes `weights.sha256`, and to `synced.txt` the digest of the weights at every step, which are
-those that the server got.
+If there is no package `vllm`, its stand-in is put into the path here, when the preloaded libraries have been
+checked: with `PYTHONPATH` a warm launch would start fresh interpreters, since TRL has looked for it in vain.
+The server is where TRL looks for it by default, or where the environment says: `TEST_ROLLOUT_SERVER` is its
+URL, `TEST_ROLLOUT_GROUP_PORT` the port of the weight update group. Writes `weights.sha256`, and to
+`synced.txt` the digest of the weights at every step, which are those that the server got.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import os
+import sys
+from pathlib import Path
 from typing import Any
 
 import tiny
 from transformers import TrainerCallback
+
+if importlib.util.find_spec("vllm") is None:
+    sys.path.append(str(Path(__file__).resolve().parents[1] / "support" / "rollout_server" / "packages"))
 from vllm import cpu_communicator
 
 SETTINGS = {"TEST_ROLLOUT_SERVER": "vllm_server_base_url", "TEST_ROLLOUT_GROUP_PORT": "vllm_group_port"}

@@ -27,6 +27,7 @@ from grpo_run.runtime.history.reporter import Reporter
 from grpo_run.runtime.history.run_directory import RunDirectory
 from grpo_run.runtime.launch.config import RunConfig
 from grpo_run.runtime.supervisor.points import Answer, Fault, FeatureFactory, SupervisorFeature
+from grpo_run.watchdog.causes import Cause
 from grpo_run.watchdog.json_values import from_json, to_json
 
 SAME_PLACE_STEPS = 20
@@ -119,9 +120,10 @@ class RunGuards(SupervisorFeature):
 
     def answer(self, fault: Fault) -> Answer | None:
         """Journal a trip that has ended the attempt, and answer it."""
-        if fault.verdict.alarm is None:
+        alarm = fault.verdict.alarm
+        if alarm is None or alarm.cause not in (Cause.nonfinite, Cause.learning_collapse):
             return None
-        trip = from_json(Trip, fault.verdict.alarm.details)
+        trip = from_json(Trip, alarm.details)
         self._reporter.write(LearningGuardTripped(**to_json(trip)))
         return Answer(decision=decide_trip(self._history, trip))
 

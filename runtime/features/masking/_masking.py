@@ -34,8 +34,8 @@ from grpo_run.runtime.features.masking._report import MaskingReporter
 from grpo_run.runtime.features.masking._selection import LEFT_OUT, RETURNED_NAN, Selection, select
 from grpo_run.runtime.features.masking.settings import MaskingSettings
 from grpo_run.runtime.memory.script_settings import record_of
-from grpo_run.runtime.rank.generators import read_generators, write_generators
 from grpo_run.runtime.rank.points import RowReasons, failed
+from grpo_run.runtime.rank.rollouts.repeating import remembered
 from grpo_run.runtime.rank.session import Session
 from grpo_run.runtime.upstream import trainer_names
 from grpo_run.runtime.upstream.async_functions import is_coroutine_function
@@ -46,7 +46,6 @@ from grpo_run.runtime.upstream.rollout_names import (
     COMPLETION_MASK,
     ITEMS,
     OLD_LOGPS,
-    PENDING_TABLES,
     TOOL_MASK,
     ZERO_STD,
 )
@@ -82,28 +81,6 @@ def mask(rollout: dict[str, Any], rows: Collection[int], gather: Callable[[Any],
 def _like(rows: Any, tensor: Any) -> Any:
     """Give one value for each row the shape that broadcasts over a tensor."""
     return rows.view(-1, *[1] * (tensor.dim() - 1))
-
-
-def remembered(trainer: Any) -> Callable[[], None]:
-    """Remember what computing rewards changes: what functions have logged so far of the rollout, and the
-    generators that they draw from. Return a function that puts it back, so that rewards which are computed
-    again log nothing twice, and what is drawn later does not depend on how often they were computed.
-    """
-    generators = read_generators()
-    tables = [
-        (table, {key: list(values) for key, values in table.items()})
-        for name in PENDING_TABLES
-        if (table := getattr(trainer, name, None)) is not None
-    ]
-
-    def restore() -> None:
-        write_generators(generators)
-        for table, kept in tables:
-            table.clear()
-            for key, values in kept.items():
-                table[key] = list(values)
-
-    return restore
 
 
 def correct_zero_std(trainer: Any, selection: Selection, *, training: bool) -> None:

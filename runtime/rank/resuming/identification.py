@@ -35,6 +35,7 @@ from grpo_run.runtime.checkpoints.manifest import TrainCall
 from grpo_run.runtime.checkpoints.search import directories_of_run, find_checkpoints
 from grpo_run.runtime.history.train_calls import CallDirectory, KnownCall
 from grpo_run.runtime.memory.script_settings import original_settings
+from grpo_run.runtime.upstream import vllm_names
 
 RANDOM = re.compile(
     r"[0-9a-f]{8}-(?:[0-9a-f]{4}-){3}[0-9a-f]{12}"  # uuid4()
@@ -302,8 +303,13 @@ def _newest(call: KnownCall) -> str:
     return f"the newest is {call.checkpoint}" if call.checkpoint else f"the newest is of step {call.saved}"
 
 
-NAMES = frozenset({"output_dir", "logging_dir", "run_name", "hub_model_id", "project", "trackio_space_id"})
-"""Settings that name the run or its place, often with the time."""
+NAMES = frozenset(
+    {
+        "output_dir", "logging_dir", "run_name", "hub_model_id", "project", "trackio_space_id",
+        vllm_names.BASE_URL, vllm_names.GROUP_PORT,
+    }
+)  # fmt: skip
+"""Settings that name the run or its place, often with the time or a free port."""
 ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+
 from support.rollout_server import model
 from support.rollout_server.plants import Plants
 
@@ -53,6 +54,9 @@ class Engine:
                 signal.pause()
         if action == "fail":
             raise RuntimeError(f"planted: {self.plants.fault}")
+        if action == "restart":
+            self.synced, self.version, self.trainer = [], "default", None
+            return
         number = signal.SIGKILL if action == "kill" else signal.SIGSTOP
         if target == "server":
             os.kill(os.getppid(), number)
@@ -84,7 +88,7 @@ class Engine:
         """Do what was asked and send its result, or the error."""
         try:
             result = getattr(self, f"on_{name}")(**body)
-        except Exception as error:  # vLLM answers with any error of a worker, and goes on
+        except (RuntimeError, ValueError, OSError) as error:  # as vLLM does, it answers and goes on
             pipe.send((number, False, f"{type(error).__name__}: {error}"))
         else:
             pipe.send((number, True, result))
@@ -92,19 +96,21 @@ class Engine:
     def on_completion(
         self, prompts: list[list[int]], n: int, temperature: float, longest: int, seed: int, top: int,
         prompt_top: int | None,
-    ) -> list[tuple[list[dict[int, float] | None] | None, list[model.Completion]]]:  # fmt: skip
+    ) -> list[tuple[Any, list[model.Completion]]]:  # fmt: skip
         """Return log-probabilities of the prompt, if asked for, and completions for each prompt."""
         self.reach("completion")
+        if longest > 1:
+            self.reach("generation")
         if self.counts["completion"] == 1:
             time.sleep(self.plants.first_completion_seconds)
         time.sleep(self.plants.completion_seconds)
         answers = []
         for prompt in prompts:
-            of_prompt: list[dict[int, float] | None] | None = None
+            of_prompt: list[dict[int, tuple[float, int]] | None] | None = None
             if prompt_top is not None:
                 (rows,) = model.logprobs(self.configuration, self.served, np.array([prompt]), temperature)
                 followed = zip(rows, prompt[1:], strict=False)
-                of_prompt = [None, *(model.best(row, token, prompt_top) for row, token in followed)]
+                of_prompt = [None, *(model.ranked(row, token, prompt_top) for row, token in followed)]
             made = model.sample(
                 self.configuration, self.served, prompt, count=n, temperature=temperature, longest=longest,
                 seed=seed, top=top,

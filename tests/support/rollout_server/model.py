@@ -17,8 +17,9 @@ from safetensors.numpy import load_file, save_file
 Weights = dict[str, Any]
 """Arrays of float32 by name."""
 CONFIGURATION: dict[str, Any] = {
-    "model_type": "qwen2", "vocab_size": 43, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2,
-    "num_attention_heads": 2, "num_key_value_heads": 1, "max_position_embeddings": 64, "rms_norm_eps": 1e-6,
+    "model_type": "qwen2", "vocab_size": 43, "hidden_size": 16, "intermediate_size": 32,
+    "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1,
+    "max_position_embeddings": 64, "rms_norm_eps": 1e-6,
     "rope_parameters": {"rope_theta": 10000.0}, "pad_token_id": 0, "eos_token_id": 1,
 }  # fmt: skip
 """That of the model of `tests/scripts/tiny.py`."""
@@ -131,6 +132,11 @@ def best(row: Any, chosen: int, count: int) -> dict[int, float]:
     """Return the log-probability of a token, and those of the `count` most probable ones, best first."""
     top = np.argsort(-row, kind="stable")[:count] if count else ()
     return {int(token): float(row[token]) for token in (chosen, *top)}
+
+
+def ranked(row: Any, chosen: int, count: int) -> dict[int, tuple[float, int]]:
+    """Return the same with the ranks of the tokens, from 1."""
+    return {token: (value, 1 + int((row > value).sum())) for token, value in best(row, chosen, count).items()}
 
 
 def sample(

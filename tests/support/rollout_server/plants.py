@@ -13,7 +13,8 @@ from typing import Any
 
 VARIABLE = "ROLLOUT_SERVER_PLANTS"
 FAULT = re.compile(
-    r"(kill|stop|hang|fail) (engine|server) at (startup|completion|start|update|finish|reset) (\d+)"
+    r"(kill|stop|hang|fail|restart) (engine|server)"
+    r" at (startup|completion|generation|start|update|finish|reset) (\d+)"
 )
 
 
@@ -26,10 +27,13 @@ class Plants:
         first_completion_seconds: of the first completion request, on top of its work.
         completion_seconds: of every completion request.
         sync_seconds: of every `/update_weights`.
+        leaves_seconds: how long the server stays after its engine has died, saying so; vLLM looks every
+            5 s, or leaves when a request has failed. The exit code is 0, as vLLM's.
         serves: "stale" for the weights of two syncs ago, "base" for those that it began with; versions and
             answers stay those of a healthy server.
         fault: as in "kill engine at update 2". `kill` and `stop` send SIGKILL and SIGSTOP, to the engine or
-            to both processes; `hang engine` never answers again, and `fail engine` answers with an error.
+            to both processes; `hang engine` never answers again, `fail engine` answers with an error, and
+            `restart engine` begins anew at once, as a server does that somebody starts again.
             Moments are counted in each process: `startup` is before it listens, `completion` a request for
             one, `start`, `update` (half of the tensors have arrived), `finish` and `reset` the requests of
             a sync in their order.
@@ -40,6 +44,7 @@ class Plants:
     first_completion_seconds: float = 0.0
     completion_seconds: float = 0.0
     sync_seconds: float = 0.0
+    leaves_seconds: float = 1.0
     serves: str = ""
     fault: str = ""
     mark: str = ""

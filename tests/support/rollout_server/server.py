@@ -28,8 +28,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
-if not __package__:  # by path
-    sys.path[0] = str(Path(__file__).resolve().parents[2])
+if __package__ != "support.rollout_server":  # by path, or as `tests.support…`
+    sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # before numpy: tensors of this size need no threads
 
 from support.rollout_server import engine as engine_process
@@ -37,8 +37,6 @@ from support.rollout_server.plants import Plants, from_environment
 
 KEEP_ALIVE_SECONDS = 5.0
 """uvicorn closes a connection after so long without a request."""
-LEAVES_AFTER_SECONDS = 1.0
-"""How long this process stays when its engine has died; vLLM looks every 5 s."""
 BEGINS = time.time()
 
 
@@ -156,6 +154,9 @@ class Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         self._answer("POST")
 
+    def log_error(self, format: str, *args: Any) -> None:
+        """Do not mention connections that the client did not use again."""
+
     def log_message(self, format: str, *args: Any) -> None:
         """Print requests as uvicorn does, but not the probes."""
         if self.path not in ("/health", "/metrics"):
@@ -207,8 +208,8 @@ def models(server: Server, body: dict[str, Any]) -> dict[str, Any]:
     return {
         "object": "list",
         "data": [{
-            "id": name, "object": "model", "created": int(BEGINS), "owned_by": "vllm", "root": server.options.model,
-            "parent": None, "max_model_len": server.engine.max_model_len, "permission": [],
+            "id": name, "object": "model", "created": int(BEGINS), "owned_by": "vllm", "parent": None,
+            "root": server.options.model, "max_model_len": server.engine.max_model_len, "permission": [],
         }],
     }  # fmt: skip
 
@@ -296,10 +297,9 @@ def choice(body: dict[str, Any], prompt: list[int], of_prompt: Any, made: Any) -
     prompt_logprobs = of_prompt and [
         values and {
             str(token): {
-                "logprob": value, "rank": 1 + sum(other > value for other in values.values()),
-                "decoded_token": None,
+                "logprob": value, "rank": rank, "decoded_token": None,
             }
-            for token, value in values.items()
+            for token, (value, rank) in values.items()
         }
         for values in of_prompt
     ]  # fmt: skip
@@ -350,7 +350,7 @@ METRICS = {
 NOT_SUPPORTED: dict[str, tuple[Any, ...]] = {
     "repetition_penalty": (1.0,), "top_p": (1.0,), "top_k": (0, -1), "min_p": (0.0,), "stream": (False,),
     "echo": (False,), "structured_outputs": (), "stop": ([],), "logit_bias": (), "presence_penalty": (0.0,),
-    "frequency_penalty": (0.0,), "min_tokens": (0,),
+    "frequency_penalty": (0.0,), "min_tokens": (0,), "ignore_eos": (False,), "stop_token_ids": ([],),
 }  # fmt: skip
 """Parameters of a completion, and the values of them that change nothing."""
 ROUTES: dict[tuple[str, str], Any] = {
@@ -393,7 +393,8 @@ def main() -> None:
     parser.add_argument("--logprobs-mode", default="processed_logprobs")
     words = sys.argv[1:]
     options, _ = parser.parse_known_args(words[1:] if words[:1] == ["serve"] else words)
-    server = Server(options, from_environment())
+    plants = from_environment()
+    server = Server(options, plants)
     ends = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: ends.set())
@@ -402,7 +403,7 @@ def main() -> None:
     while not ends.wait(0.05):
         if server.engine.dead.is_set():
             print("ERROR: EngineCore encountered an issue; the server ends", flush=True)
-            ends.wait(LEAVES_AFTER_SECONDS)
+            ends.wait(plants.leaves_seconds)
             break
     server.engine.process.kill()
     sys.stdout.flush()

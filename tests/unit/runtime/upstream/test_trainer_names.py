@@ -189,12 +189,6 @@ def test_rewards_are_a_table_in_which_nan_stands_for_none(file: str, name: str) 
     assert f"['{rollout_names.ZERO_STD}'].append(is_std_zero.float().mean().item())" in scoring
 
 
-@pytest.mark.parametrize("attribute", rollout_names.PENDING_TABLES)
-def test_what_functions_have_logged_is_in_tables(attribute: str) -> None:
-    """They are put back when rewards are computed again."""
-    assert attribute in trainer_names.TABLES
-
-
 def test_the_trainer_calls_tools_where_they_are_marked() -> None:
     """One method calls all tools of a rollout, from two lists of dictionaries by name."""
     called = ast.unparse(methods("trl", "trainer/grpo_trainer.py", "GRPOTrainer")[trainer_names.TOOL_CALLS])
