@@ -1,5 +1,5 @@
-"""A GRPO script like `grpo.py` whose learning fails: a loss becomes NaN, the reward collapses, or samples seem to
-come from another policy.
+"""A GRPO script like `grpo.py` whose learning fails: a loss becomes NaN, the reward collapses, or samples
+seem to come from another policy.
 """
 
 from __future__ import annotations
