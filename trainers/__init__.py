@@ -2,9 +2,9 @@
 
 `loop.py` is for hand-written training loops, `caps.py` for limits on generation, `consensus.py` for
 decisions of all ranks, `rewards.py` for reward functions, and `recipes/` has the scripts of
-`grpo-run train`. `guard` checks early that a trainer can be guarded. Each module is a thin front; the
-implementation is in `runtime/rank/`. May import `runtime/` and `watchdog/`. Importing this package imports
-neither torch nor TRL.
+`grpo-run train`, which share `memory_settings.py` with `memgen/`. `guard` checks early that a trainer can be
+guarded. Each module is a thin front; the implementation is in `runtime/rank/`. May import `runtime/` and
+`watchdog/`. Importing this package imports neither torch nor TRL.
 """
 
 from __future__ import annotations

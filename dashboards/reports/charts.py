@@ -28,6 +28,7 @@ PHASE_COLORS = {
     "eval": "#4db3b0",
     "cleanup": "#a3adb8",
     "idle": "#c3ccd4",
+    "weight_sync": "#b0527d",
     "callback": "#7a6f9b",
 }
 OTHER_COLOR = "#97a1ab"

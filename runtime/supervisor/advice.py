@@ -175,30 +175,28 @@ class Advice:
     def begin_attempt(self) -> None:
         """Ranks begin anew."""
         self._commits = 0
-        self.waits = Waits()
-        """Is told at each poll who waits."""
+        self.waits = Waits() if "balance" not in self._said else None
+        """Is told at each poll who waits; None once that was said."""
 
     def committed(self, now: float, read_memory: Callable[[], Mapping[int, RankMemory]]) -> None:
         """A step has been committed.
 
         Args:
             now: monotonic seconds.
-            read_memory: returns the memory of the ranks now; called once in an attempt.
+            read_memory: returns the memory of the ranks now; called at most once in an attempt.
         """
         self._commits += 1
         facts = self._facts() if self._commits in (1, STEADY_COMMITS) else None
-        if facts is not None and facts.generates == "vllm_server":
-            self.waits.expected = (Phase.generate,)
-        self.waits.committed(now)
-        if "balance" not in self._said:
-            self._say_once("balance", self.waits.sentence)
-        if self._commits == STEADY_COMMITS and facts is not None:
+        if self.waits is not None:
+            if facts is not None and facts.generates == "vllm_server":
+                self.waits.expected = (Phase.generate,)
+            self.waits.committed(now)
+            if (sentence := self.waits.sentence) is not None:
+                self._say("balance", sentence)
+                self.waits = None
+        if self._commits == STEADY_COMMITS and facts is not None and "memory" not in self._said:
             memory = [one for one in read_memory().values() if one.has_device and one.capacity_bytes]
-            if memory:
-                peak = max(one.peak_reserved_bytes for one in memory)
-                capacity = min(one.capacity_bytes for one in memory)
-                self._say_once("memory", larger_batch(facts, peak, capacity))
-
-    def _say_once(self, subject: str, sentence: str | None) -> None:
-        if sentence is not None and subject not in self._said:
-            self._say(subject, sentence)
+            peak = max((one.peak_reserved_bytes for one in memory), default=0)
+            proposed = larger_batch(facts, peak, min((one.capacity_bytes for one in memory), default=0))
+            if proposed is not None:
+                self._say("memory", proposed)

@@ -405,10 +405,9 @@ class Supervisor:
             self.stop.signal(ranks, time.monotonic())
             return Directive.monitor
         finding = self._hangs.poll(slots)
-        phases = {rank: slot.phase if slot is not None else None for rank, slot in slots.items()}
-        self._advice.waits.polled(
-            phases, self.detector.waiting(slots), self.detector.awaited, self._polled_at
-        )
+        if (waits := self._advice.waits) is not None:
+            phases = {rank: slot.phase if slot is not None else None for rank, slot in slots.items()}
+            waits.polled(phases, self.detector.waiting(slots), self.detector.awaited, self._polled_at)
         return Directive.monitor if finding is None else self._handle_fault(ranks, slots, finding)
 
     def _report_slow_stop(self, ranks: RankGroup) -> None:

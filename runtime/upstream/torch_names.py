@@ -38,11 +38,9 @@ REGISTER_HANDLER = "_register_handler"
 """Torch's function (name, handler): let the worker server call a Python function (request, response)."""
 RUN_BACKWARD = "_engine_run_backward"
 """Function of `torch.autograd.graph` that calls autograd's engine."""
-HOOKS = (
-    "_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks",
-    "_post_accumulate_grad_hooks",
-)  # fmt: skip
-"""Attributes of modules and parameters: the hooks that they call, or None."""
+MODULE_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+PARAMETER_HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
+"""Attributes of modules and of parameters: the hooks that they call, or None."""
 sequence_number = operator.methodcaller(GROUP_SEQUENCE)  # half the time of `getattr` and a call
 """Function (group): return how many collectives this rank has issued on a process group or backend."""
 CALLS_FILE = "torch/distributed/distributed_c10d.py"
@@ -113,4 +111,6 @@ def import_dynamo() -> None:
 
 def count_hooks(hooked: Any) -> int:
     """Return how many hooks a module or a parameter has."""
-    return sum(len(hooks) for name in HOOKS if (hooks := getattr(hooked, name, None)))
+    # a module takes longer to say that it has no attribute than to return all of these
+    names = MODULE_HOOKS if hasattr(hooked, MODULE_HOOKS[0]) else PARAMETER_HOOKS
+    return sum(len(hooks) for name in names if (hooks := getattr(hooked, name, None)))

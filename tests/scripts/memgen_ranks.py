@@ -18,7 +18,8 @@ import torch
 import torch.distributed as dist
 
 from grpo_run.trainers.memgen.generation import GenerationSettings, generate
-from grpo_run.trainers.memgen.model import MemGen, MemorySettings
+from grpo_run.trainers.memgen.model import MemGen
+from grpo_run.trainers.memory_settings import MemorySettings
 from grpo_run.trainers.recipes.tiny import tiny_model, tiny_tokenizer
 
 

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -23,32 +22,12 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
 from grpo_run.runtime.errors import ConfigError
+from grpo_run.trainers.memory_settings import MemorySettings
 
 QUERIES, READ, WRITE, HEAD = "memory_queries", "memory_read", "memory_write", "decision_head"
 """Names of the modules that weaver and trigger have beyond the reasoner's."""
 SKIP, WEAVE, NO_DECISION = 0, 1, -100
 """Decisions of the trigger; no decision where it is not asked. -100 is what torch's losses ignore."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class MemorySettings:
-    """Sizes of the memory.
-
-    Attributes:
-        prompt_latents: latent vectors at the end of the prompt.
-        latents: latent vectors at each later augmentation.
-        augmentations: the most augmentations of a completion, beyond the one of the prompt.
-        lora_rank, lora_alpha, lora_dropout, lora_targets: of the adapters of weaver and trigger, as in peft's
-            `LoraConfig`.
-    """
-
-    prompt_latents: int = 16
-    latents: int = 8
-    augmentations: int = 5
-    lora_rank: int = 16
-    lora_alpha: int = 32
-    lora_dropout: float = 0.1
-    lora_targets: Sequence[str] = ("q_proj", "v_proj")
 
 
 class MemoryQueries(nn.Module):

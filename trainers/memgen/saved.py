@@ -22,7 +22,8 @@ from trl import maybe_apply_chat_template
 
 from grpo_run.runtime.errors import ConfigError
 from grpo_run.trainers.memgen.generation import GenerationSettings, Mode, generate
-from grpo_run.trainers.memgen.model import MemGen, MemorySettings
+from grpo_run.trainers.memgen.model import MemGen
+from grpo_run.trainers.memory_settings import MemorySettings
 
 FILE = "memgen.json"
 REASONER, WEAVER, TRIGGER = "reasoner", "weaver", "trigger"

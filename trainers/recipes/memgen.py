@@ -22,7 +22,7 @@ from trl import GRPOConfig
 
 from grpo_run.trainers.memgen import evaluation
 from grpo_run.trainers.memgen.generation import GenerationSettings
-from grpo_run.trainers.memgen.model import MemGen, MemorySettings
+from grpo_run.trainers.memgen.model import MemGen
 from grpo_run.trainers.memgen.saved import load, prompt_tokens, save
 from grpo_run.trainers.memgen.training import TriggerTrainer, WeaverTrainer
 from grpo_run.trainers.recipes import chains, gsm8k
@@ -137,10 +137,9 @@ def train(
     weaver_arguments = trainer_arguments(TrainingArguments, recipe, "weaver", remove_unused_columns=False)
     arguments = trainer_arguments(GRPOConfig, recipe, "grpo")
     reasoner = AutoModelForCausalLM.from_pretrained(model) if isinstance(model, str) else model
-    sizes = recipe.memgen.model_dump(include=set(MemorySettings.__dataclass_fields__))
     with torch.random.fork_rng():
         torch.manual_seed(recipe.seed)
-        memgen = MemGen(reasoner, MemorySettings(**sizes), delimiters_of(tokenizer, task.delimiters))
+        memgen = MemGen(reasoner, recipe.memgen, delimiters_of(tokenizer, task.delimiters))
     ends = reasoner.generation_config.eos_token_id
     generation = GenerationSettings(
         max_tokens=arguments.max_completion_length,

@@ -20,6 +20,7 @@ from pydantic import BaseModel, ConfigDict, Field, PositiveInt, ValidationError
 from grpo_run.runtime.errors import ConfigError
 from grpo_run.runtime.features import feature_settings
 from grpo_run.runtime.launch.option import given_values
+from grpo_run.trainers.memory_settings import MemorySettings
 from grpo_run.trainers.recipes.problems import read_problems
 from grpo_run.watchdog.observation import LEAST_LOOP_TOKENS
 
@@ -54,16 +55,9 @@ class CapsSection(Section):
     max_time: PositiveNumber | None = None
 
 
-class MemgenSection(Section):
-    """Sizes of MemGen's memory, as in `trainers.memgen.model.MemorySettings`, and its evaluation."""
+class MemgenSection(Section, MemorySettings):  # type: ignore[misc]  # pydantic freezes it
+    """Sizes of MemGen's memory, and its evaluation."""
 
-    prompt_latents: PositiveInt = 16
-    latents: PositiveInt = 8
-    augmentations: PositiveInt = 5
-    lora_rank: PositiveInt = 16
-    lora_alpha: PositiveInt = 32
-    lora_dropout: Annotated[float, Field(ge=0, lt=1)] = 0.1
-    lora_targets: tuple[str, ...] = ("q_proj", "v_proj")
     max_length: PositiveInt = 1024
     """Tokens of a demonstration; the rest is left out."""
     evaluation_problems: PositiveInt | None = None

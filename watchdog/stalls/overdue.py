@@ -9,6 +9,7 @@ Does not decide whether the rank is to blame. Pure.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from enum import Enum
 
@@ -81,23 +82,19 @@ class PhaseClock:
 
 def phase_clocks(slot: Slot, observed: Observed) -> list[PhaseClock]:
     """Return the clocks of a rank's open phases, the innermost first."""
-    now, settings = observed.now, observed.settings
-    completed = observed.completed.get(slot.rank, ())
+    settings = observed.settings
     progressed_at = observed.progress.get(slot.rank, 0.0)
     computing_at = observed.computing.get(slot.rank, 0.0)
     connected = slot.rank in observed.connected
-    phases = slot.open_phases
     # a first reward function that returns at once says nothing about the next one: only the end of the outer
     # phase does
-    unknown = connected and not all(observed.learned.get(one.key, Durations()).observed for one in phases)
+    unknown = connected and not all(
+        observed.learned.get(one.key, Durations()).observed for one in slot.open_phases
+    )
     clocks = []
-    for depth in range(len(phases) - 1, -1, -1):
-        here = phases[depth]
-        until = now if depth == len(phases) - 1 else phases[depth + 1].since_seconds
+    for key, began, until, durations, occurrence in _open_phases(slot, observed):
+        here = key[2]
         since = max(here.since_seconds, progressed_at)
-        key = (slot.rank, depth, here)
-        occurrence = Occurrence.later if here.key in completed else Occurrence.first
-        durations = observed.learned.get(here.key)
         limit = deadline_seconds(here.phase, durations, occurrence, settings)
         silent = until - since - _inner_seconds(key, since, observed)
         rule = Rule.learned
@@ -129,7 +126,6 @@ def phase_clocks(slot: Slot, observed: Observed) -> list[PhaseClock]:
             rule=rule,
             unknown_wait=unknown,
         )
-        began = max(here.since_seconds, observed.since_seconds)
         if progressed_at > began and not clock.overdue:
             clock = _endless_clock(clock, began + _inner_seconds(key, began, observed), until, slot, observed)
         clocks.append(clock)
@@ -140,17 +136,28 @@ def has_outlasted(slot: Slot, observed: Observed) -> bool:
     """Whether a rank is in a phase that may be endless and has taken many times as long as it ever has, with
     or without progress. The floor of deadlines does not count.
     """
-    settings, completed = replace(observed.settings, floor_seconds=0.0), observed.completed.get(slot.rank, ())
-    phases = slot.open_phases
-    for depth, here in enumerate(phases):
-        until = observed.now if depth == len(phases) - 1 else phases[depth + 1].since_seconds
-        began = max(here.since_seconds, observed.since_seconds)
-        took = until - began - _inner_seconds((slot.rank, depth, here), began, observed)
+    settings = replace(observed.settings, floor_seconds=0.0)
+    return any(
+        until - began - _inner_seconds(key, began, observed)
+        > max(LEAST_UNUSUAL_SECONDS, unusual_seconds(key[2].phase, durations, occurrence, settings))
+        for key, began, until, durations, occurrence in _open_phases(slot, observed)
+    )
+
+
+def _open_phases(
+    slot: Slot, observed: Observed
+) -> Iterator[tuple[Key, float, float, Durations | None, Occurrence]]:
+    """Yield a rank's open phases, the innermost first.
+
+    Each with its beginning as far as it was observed, the beginning of the next inner one or now, what is
+    learned of it, and whether it is the rank's first one.
+    """
+    completed, until = observed.completed.get(slot.rank, ()), observed.now
+    for depth, here in reversed(list(enumerate(slot.open_phases))):
         occurrence = Occurrence.later if here.key in completed else Occurrence.first
-        longest = unusual_seconds(here.phase, observed.learned.get(here.key), occurrence, settings)
-        if took > max(LEAST_UNUSUAL_SECONDS, longest):
-            return True
-    return False
+        began = max(here.since_seconds, observed.since_seconds)
+        yield (slot.rank, depth, here), began, until, observed.learned.get(here.key), occurrence
+        until = here.since_seconds
 
 
 def _endless_clock(

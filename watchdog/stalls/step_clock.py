@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from grpo_run.watchdog.causes import Cause
 from grpo_run.watchdog.observation import SESSION_PHASES, Phase, RankState, Slot
 from grpo_run.watchdog.stalls.deadlines import DeadlineSettings
+from grpo_run.watchdog.stalls.observed import OpenGenerations
 from grpo_run.watchdog.stalls.stall import Stall
 from grpo_run.watchdog.text import duration_text, join_words, rank_names
 
@@ -34,12 +35,10 @@ class _RankInStep:
     Attributes:
         spent: seconds by innermost phase.
         done: tokens, rewards and time of the last work, as last read.
-        generation: the start of the open generation, and the forward passes before it.
     """
 
     spent: dict[Phase, float] = field(default_factory=dict)
     done: tuple[int, int, float] = (0, 0, 0.0)
-    generation: tuple[float, int] | None = None
 
 
 class StepClock:
@@ -57,6 +56,7 @@ class StepClock:
         self._began = self._moved = self._seen = now
         self._longest = 0.0
         self._ranks: dict[int, _RankInStep] = {}
+        self._generations = OpenGenerations()
         self._counted: set[int] = set()
         self._slots: Mapping[int, Slot] = {}
 
@@ -67,6 +67,7 @@ class StepClock:
             self._began += gap
             self._moved += gap
             gap = 0.0
+        self._generations = self._generations.after(slots)
         known = {rank: slot for rank, slot in slots.items() if slot is not None}
         training = len(known) == len(slots) and all(
             slot.state is RankState.training for slot in known.values()
@@ -90,11 +91,6 @@ class StepClock:
             self._counted.add(slot.rank)
         if done != rank.done or self._is_unknown(slot):
             rank.done, self._moved = done, now
-        since = slot.generating_since
-        if since is None:
-            rank.generation = None
-        elif rank.generation is None or rank.generation[0] != since:
-            rank.generation = since, slot.generation_passes
 
     @property
     def deadline_seconds(self) -> float:
@@ -168,15 +164,12 @@ class StepClock:
     def _estimate(self) -> str:
         """When the generation in progress ends, from its pace and its limit."""
         ends, paces = [], []
-        for rank, one in self._ranks.items():
-            slot = self._slots.get(rank)
-            if slot is None or one.generation is None or math.isnan(slot.generation_limit):
-                continue
-            since, before = one.generation
-            passes, seconds = slot.generation_passes - before, self._seen - since
-            if passes > 0 and seconds > 0:
+        for slot in self._slots.values():
+            tokens, seconds = self._generations.tokens(slot), self._seen - (slot.generating_since or math.inf)
+            passes = tokens.passes
+            if passes > 0 and seconds > 0 and not math.isnan(tokens.limit):
                 paces.append(passes / seconds)
-                ends.append(max(0.0, slot.generation_limit - passes) * seconds / passes)
+                ends.append(max(0.0, tokens.limit - passes) * seconds / passes)
         if not ends:
             return "when it ends cannot be estimated"
         return (

@@ -2,7 +2,7 @@
 "use strict";
 
 const PHASES = ["data", "generate", "reward", "score", "forward_backward", "optimizer", "vote", "checkpoint", "eval",
-  "cleanup", "callback", "startup", "idle", "unknown"];
+  "cleanup", "weight_sync", "callback", "startup", "idle", "unknown"];
 const TITLES = { reward: "Reward", completion_length: "Completion length, tokens", kl: "KL", loss: "Loss" };
 const OUTSIDE = { starting: "startup", training: "idle", between: "idle", returned: "idle", done: "idle", absent: "unknown", failed: "unknown" };
 const KEPT_SECONDS = 600;

@@ -184,12 +184,7 @@ class Capping:
         with turn_of_script(present):
             output = original(prompts, *args, **kwargs)
         if not self._seen:
-            wrong = without_effect(
-                [present],
-                repetition=settings.repetition is not None,
-                max_time=settings.max_time is not None,
-                what="this trainer's `rollout_func`",
-            )
+            wrong = without_effect([present], settings, "this trainer's `rollout_func`")
             if wrong is not None:
                 raise ConfigError(wrong)
             self._seen = True

@@ -17,6 +17,7 @@ import torch
 from transformers import StoppingCriteria, StoppingCriteriaList
 
 from grpo_run.runtime.errors import ConfigError
+from grpo_run.runtime.features.caps._configuration import CapSettings
 from grpo_run.runtime.features.caps._rollout import CappedRollout, Cut
 from grpo_run.runtime.rank.rollouts import generate_calls, limits
 from grpo_run.runtime.rank.rollouts.limits import Repetition
@@ -111,7 +112,7 @@ class Turn:
     """
 
     def __init__(self, rollout: CappedRollout, window: int | None, *, of_script: bool = False) -> None:
-        self._rollout = rollout
+        self.rollout = rollout
         self._window = window
         self._of_script = of_script
         self._parts: list[tuple[int, CapCriteria]] = []
@@ -144,7 +145,7 @@ class Turn:
         if turns == 1:
             self._loops.append(0)
         self._loops[-1] = turns - 1
-        return self._rollout.out_of_time(self.steps)
+        return self.rollout.out_of_time(self.steps)
 
     def cuts(self, lengths: Sequence[int]) -> list[Cut | None]:
         """Return where and why each completion was ended, as `CapCriteria.cuts` does.
@@ -173,7 +174,7 @@ class Turn:
                 " instead"
             )
         own = arguments.get("stopping_criteria") or []
-        end_tokens = set(self._rollout.end_tokens)
+        end_tokens = set(self.rollout.end_tokens)
         padding = getattr(arguments.get("generation_config"), "pad_token_id", None)
         if own and padding is not None:
             end_tokens.add(padding)  # the script's criteria end completions without a token of their own
@@ -187,7 +188,7 @@ class Turn:
             length,
             end_tokens,
             repetition=None if self._window is None else Repetition(length, window=self._window),
-            out_of_time=lambda steps: self._rollout.out_of_time(earlier + steps),
+            out_of_time=lambda steps: self.rollout.out_of_time(earlier + steps),
         )
         self._parts.append((rows, criteria))
         arguments["stopping_criteria"] = StoppingCriteriaList([*own, criteria])
@@ -200,19 +201,20 @@ def turn_of_script(present: Turn) -> Iterator[None]:
         yield
 
 
-def without_effect(turns: Sequence[Turn], *, repetition: bool, max_time: bool, what: str) -> str | None:
+def without_effect(turns: Sequence[Turn], settings: CapSettings, what: str) -> str | None:
     """Return which cap had nothing to end in code of the script, and what to do; None if all had.
 
     Args:
         turns: that the script's own code has generated.
+        settings: the caps.
         what: generates.
     """
-    if repetition and not any(one.begun for one in turns):
+    if settings.repetition is not None and not any(one.begun for one in turns):
         return (
             f"--generation repetition: {what} does not call transformers' `generate`, and its tokens are not"
             " seen; remove the cap, and use grpo_run.trainers.caps.Repetition in its loop"
         )
-    if max_time and not any(one.timed for one in turns):
+    if settings.max_time is not None and not any(one.timed for one in turns):
         return (
             f"--generation max_time: {what} neither calls transformers' `generate` nor generates in a loop of"
             " consensus.while_any; remove the cap, or write the loop with while_any"

@@ -12,9 +12,9 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from grpo_run.runtime.features.caps._configuration import CapSettings
+from grpo_run.runtime.features.caps._configuration import CapSettings, settings_of
 from grpo_run.runtime.features.caps._criteria import Turn, without_effect
-from grpo_run.runtime.features.caps._reports import RolloutReports
+from grpo_run.runtime.features.caps._reports import RolloutKey, RolloutReports
 from grpo_run.runtime.features.caps._rollout import CappedRollout
 from grpo_run.runtime.features.caps.settings import OWN
 from grpo_run.runtime.rank.points import CallPoints
@@ -29,10 +29,7 @@ def cap_loop(caps: Mapping[str, int | float], session: Session, points: CallPoin
     Args:
         caps: those of the command line, by their names.
     """
-    window = caps.get("repetition")
-    settings = CapSettings(
-        repetition=None if window is None else int(window), max_time=caps.get("max_time"), counting=True
-    )
+    settings = settings_of(points.trainer, caps)
     loop = LoopCaps(settings, session, points.train_call)
     if others := [name for name in caps if name not in OWN]:
         loop.warn(f"--generation {' and '.join(others)}: a hand-written loop has no configuration of TRL's")
@@ -48,14 +45,14 @@ class LoopCaps:
     def __init__(self, settings: CapSettings, session: Session, train_call: int) -> None:
         self._settings = settings
         self._session = session
-        self._train_call = train_call
         slot = session.slot
         self._reports = RolloutReports(lambda: (slot.step, "train"), session, settings, train_call)
-        self._turns: list[tuple[CappedRollout, Turn]] = []
+        self._turns: list[tuple[RolloutKey | None, Turn]] = []
         """Of the step in progress."""
         self._loop: Turn | None = None
         """Of the loop of `while_any` that runs."""
-        self._checked = False
+        self._unchecked = f"the first step of loop {train_call}"
+        """What has yet to show that the caps have something to end."""
 
     def warn(self, text: str) -> None:
         """Say something on one rank."""
@@ -76,31 +73,23 @@ class LoopCaps:
         return self._loop.out_of_time(turns)
 
     def _begin(self, end_tokens: frozenset[int]) -> Turn:
-        seconds = self._settings.max_time
+        seconds, decided = self._settings.max_time, self._reports.begin()
         rollout = CappedRollout(
             end_tokens=end_tokens,
             max_length=sys.maxsize,
             deadline=None if seconds is None else Deadline(seconds),
-            decided=self._reports.begin(),
+            decided=decided,
         )
         turn = Turn(rollout, self._settings.repetition, of_script=True)
-        self._turns.append((rollout, turn))
+        self._turns.append((self._reports.key, turn))
         return turn
 
     def step_ends(self, step: int) -> None:
         """Journal what the step has generated, and say once what cannot be capped."""
         turns, self._turns = self._turns, []
-        for rollout, turn in turns:
-            rollout.steps = turn.steps
-            self._reports.ended(rollout)
-        if self._checked:
-            return
-        self._checked = True
-        wrong = without_effect(
-            [turn for _, turn in turns],
-            repetition=self._settings.repetition is not None,
-            max_time=self._settings.max_time is not None,
-            what=f"the first step of loop {self._train_call}",
-        )
-        if wrong is not None:
+        for key, turn in turns:
+            turn.rollout.steps = turn.steps
+            self._reports.ended(turn.rollout, key)
+        what, self._unchecked = self._unchecked, ""
+        if what and (wrong := without_effect([turn for _, turn in turns], self._settings, what)):
             self.warn(wrong)

@@ -138,12 +138,13 @@ class GrowthMeter:
             self._watches = [GrowthWatch(step, target, view, found) for view in (SOON, LATER)]
             return
         self._taken += 1
-        for watch in self._watches:
-            if self._taken % watch.view.block_steps == 0:
-                self._add_block(watch, step)
+        if due := [watch for watch in self._watches if self._taken % watch.view.block_steps == 0]:
+            counts = self._counts()
+            for watch in due:
+                self._add_block(watch, step, *counts)
 
-    def _add_block(self, watch: GrowthWatch, step: int) -> None:
-        block = self._block(step, watch.view.block_steps)
+    def _add_block(self, watch: GrowthWatch, step: int, counts: Mapping[str, float], most_hooks: str) -> None:
+        block = self._block(step, watch.view.block_steps, counts, most_hooks)
         place: dict[str, Any] = {"rank": 0, "step": step, "train_call": self._slot.train_call}
         if watch.view is LATER:
             costs = {name: round(seconds, 6) for name, seconds in block.seconds.items()}
@@ -153,14 +154,13 @@ class GrowthMeter:
             self._session.journal.write(msgspec.structs.replace(growth, **place))
             self._session.warn(growth.sentence)
 
-    def _block(self, step: int, steps: int) -> Block:
+    def _block(self, step: int, steps: int, counts: Mapping[str, float], most_hooks: str) -> Block:
         before, *block = list(self._steps)[-steps - 1 :]
         last = block[-1]
         passes, tokens, context, generated, rewarded = (
             now - then for now, then in zip(last.work, before.work, strict=True)
         )
         seconds = medians(one.seconds for one in block)
-        counts, most_hooks = self._counts()
         collected = last.collection_seconds - before.collection_seconds
         return Block(
             last_step=step,
@@ -169,7 +169,7 @@ class GrowthMeter:
             # attention costs as many tokens as come before, of which rollouts show only the mean
             work=(passes, tokens, context, generated, generated**2 / max(1, rewarded), rewarded),
             functions=medians(one.functions for one in block),
-            counts=counts | {"collection": collected / max(1e-9, last.ended_at - before.ended_at)},
+            counts={**counts, "collection": collected / max(1e-9, last.ended_at - before.ended_at)},
             most_hooks=most_hooks,
         )
 

@@ -90,7 +90,7 @@ def judge(reading: Reading, processes: Processes | None, *, syncing: bool, now: 
     """
     if processes is not None:
         if processes.exit_code is not None:
-            return _dead(f"has exited {_with(processes.exit_code)}")
+            return _dead(f"has exited {ended_with(processes.exit_code)}")
         if processes.gone is not None and now - processes.gone[1] >= CONFIRM_SECONDS:
             return _dead(f"has lost its engine: {processes.gone[0]} has exited")
     confirm_seconds = CONFIRM_SECONDS if processes is not None else FOREIGN_SECONDS
@@ -130,5 +130,6 @@ def _for(since: float | None, now: float, never: float = 0.0) -> float:
     return never if since is None else now - since
 
 
-def _with(exit_code: int) -> str:
+def ended_with(exit_code: int) -> str:
+    """Return how a process has ended, as the end of a sentence. A negative code is a signal."""
     return f"by signal {-exit_code}" if exit_code < 0 else f"with exit code {exit_code}"

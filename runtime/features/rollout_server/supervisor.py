@@ -24,7 +24,13 @@ from typing import Any
 
 from grpo_run.runtime.errors import EXIT_STOPPED, ConfigError, ProcessError
 from grpo_run.runtime.features.rollout_server import _watch
-from grpo_run.runtime.features.rollout_server._judge import CONFIRM_SECONDS, Finding, Processes, judge
+from grpo_run.runtime.features.rollout_server._judge import (
+    CONFIRM_SECONDS,
+    Finding,
+    Processes,
+    ended_with,
+    judge,
+)
 from grpo_run.runtime.features.rollout_server._process import (
     ServerCommand,
     command_of,
@@ -50,7 +56,6 @@ from grpo_run.runtime.processes.companion import Companion
 from grpo_run.runtime.supervisor.points import Answer, Fault, FeatureFactory, SupervisorFeature
 from grpo_run.runtime.supervisor.policy import start_of
 from grpo_run.watchdog.causes import Cause, Origin
-from grpo_run.watchdog.diagnosis._place import last_step
 from grpo_run.watchdog.observation import Phase, Slot
 from grpo_run.watchdog.processes import read_stat
 from grpo_run.watchdog.text import duration_text
@@ -140,7 +145,7 @@ class RunServer(SupervisorFeature):
         finding = judge(watch.reading, self._observe(now), syncing=self._syncing, now=now)
         if finding is None:
             return None
-        step = last_step(slots)
+        step = max((slot.step for slot in slots.values() if slot is not None), default=0)
         phase = next(
             (one.phase.name for one in phases if one.phase in (Phase.weight_sync, Phase.generate)), None
         )
@@ -194,41 +199,49 @@ class RunServer(SupervisorFeature):
             self._end_server("the run has ended")
 
     def _start(self) -> None:
-        """Start the server and wait until it has answered a token.
+        """Start the server and wait until it has answered a token; try again if it ends before.
 
         Raises:
             ConfigError: it has exited by itself, and this run has never had one that answered.
             ProcessError: it does not answer.
         """
         environment = {**os.environ, **self._config.environment}
-        command = self._command = command_of(
-            self._settings.command,
-            environment,
-            ranks=self._record.local_ranks,
-            gpus=visible_gpus(environment),
-        )
-        try:
-            self._server = Companion(command.words, {**environment, **command.environment}, self._log)
-        except OSError as error:
-            raise ConfigError(f"--rollout-server: {command.words[0]}: {error.strerror}") from error
-        self._reporter.write(ServerStarted(pid=self._server.pid, port=command.port, log=str(self._log)))
-        self._reporter.notify(
-            f"starting the rollout server on port {command.port} (pid {self._server.pid}, log {self._log});"
-            " the ranks start once it has answered a token"
-        )
-        seconds = self._await(self._server, command)
+        for failed in range(self._settings.restarts + 1):
+            command = self._command = command_of(
+                self._settings.command,
+                environment,
+                ranks=self._record.local_ranks,
+                gpus=visible_gpus(environment),
+            )
+            try:
+                server = Companion(command.words, {**environment, **command.environment}, self._log)
+            except OSError as error:
+                raise ConfigError(f"--rollout-server: {command.words[0]}: {error.strerror}") from error
+            self._server = server
+            self._reporter.write(ServerStarted(pid=server.pid, port=command.port, log=str(self._log)))
+            self._reporter.notify(
+                f"starting the rollout server on port {command.port} (pid {server.pid}, log {self._log}); the"
+                " ranks start once it has answered a token"
+            )
+            last = failed == self._settings.restarts
+            if (seconds := self._await(server, command, may_fail=not last)) is not None:
+                break
+        assert seconds is not None
         self._watch = ServerWatch(command.base_url)
         self._watch.note_answer(seconds)
-        self._engines = {
-            pid: one.name for pid, one in self._server.processes().items() if one.name.startswith(ENGINE)
-        }
+        alive = server.processes().items()
+        self._engines = {pid: one.name for pid, one in alive if one.name.startswith(ENGINE)}
         self._processes = Processes()
 
-    def _await(self, server: Companion, command: ServerCommand) -> float:
-        """Wait for the first token; return how long that took since it was asked for."""
+    def _await(self, server: Companion, command: ServerCommand, *, may_fail: bool) -> float | None:
+        """Wait for the first token; return how long that took since it was asked for, and None if the server
+        has ended before and is to be tried again.
+        """
         began = reported_at = time.monotonic()
         while True:
-            self._check_start(server, began)
+            if server.exit_code() is not None or time.monotonic() - began >= self._settings.start_seconds:
+                self._give_up_start(server.exit_code(), time.monotonic() - began, may_fail=may_fail)
+                return None
             now = time.monotonic()
             if now - reported_at >= REPORT_SECONDS:
                 reported_at = now
@@ -248,22 +261,25 @@ class RunServer(SupervisorFeature):
                 pass  # not yet
             time.sleep(ASK_SECONDS / 10)
 
-    def _check_start(self, server: Companion, began: float) -> None:
-        code = server.exit_code()
-        waited = time.monotonic() - began
-        if code is None and waited < self._settings.start_seconds:
-            return
+    def _give_up_start(self, code: int | None, waited_seconds: float, *, may_fail: bool) -> None:
+        """End a server that has not answered: tell so if another one may be tried, else raise."""
         lines = last_lines(self._log, LAST_LINES)
-        said = "".join(f"\n    {line}" for line in lines)
-        what = f"has exited with code {code} before it answered"
         if code is None:
-            what = f"has not answered for {duration_text(waited)} (--rollout-server-start-timeout)"
+            what = (
+                f"has not answered for {duration_text(waited_seconds)} (--rollout-server-start-timeout"
+                f" {self._settings.start_seconds:g})"
+            )
+        else:
+            what = f"has exited {ended_with(code)} before it answered"
         never = self._record.start_seconds is None
         self._end_server(what)
+        refused = code is not None and code > 0 and never
+        if code is not None and may_fail and not refused:
+            self._reporter.notify(f"the rollout server {what}: it is started again")
+            return
+        said = "".join(f"\n    {line}" for line in lines)
         text = f"the rollout server {what}; its log is {self._log}{', and ends with' if lines else ''}{said}"
-        if code is not None and never and code > 0:
-            raise ConfigError(text)
-        raise ProcessError(text)
+        raise ConfigError(text) if refused else ProcessError(text)
 
     def _why_not_kept(self) -> str:
         """Return why a server that was not found dead or stuck cannot serve the next attempt, as the end of a

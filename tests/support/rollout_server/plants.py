@@ -27,7 +27,8 @@ class Plants:
         first_completion_seconds: of the first completion request, on top of its work.
         completion_seconds: of every completion request.
         sync_seconds: of every `/update_weights`.
-        leaves_seconds: how long the server stays after its engine has died, saying so; vLLM looks every 5 s.
+        leaves_seconds: how long the server stays after its engine has died, saying so; vLLM looks every
+            5 s, or leaves when a request has failed. The exit code is 0, as vLLM's.
         serves: "stale" for the weights of two syncs ago, "base" for those that it began with; versions and
             answers stay those of a healthy server.
         fault: as in "kill engine at update 2". `kill` and `stop` send SIGKILL and SIGSTOP, to the engine or

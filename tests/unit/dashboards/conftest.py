@@ -31,7 +31,9 @@ def measured(rank: int) -> RankMemory:
             allocated_bytes=20 * gib, reserved_bytes=75 * gib, inactive_split_bytes=2 * gib, retries=1,
             peak_resident_bytes=(3 + rank) * gib, resident_bytes=2 * gib,
         )
-        for phase, highest in zip(Phase, (20, 21, 60, 20, 50, 70, 65, 20, 20, 40, 20, 20, 20), strict=True)
+        for phase, highest in zip(
+            Phase, (20, 21, 60, 20, 50, 70, 65, 20, 20, 40, 20, 20, 20, 20), strict=True
+        )
     }  # fmt: skip
     return RankMemory(
         has_device=True, capacity_bytes=80 * gib, readings=91, spent_ns=5 * 10**8, allocated_bytes=20 * gib,
@@ -75,10 +77,13 @@ def make_status() -> Callable[..., RunStatus]:
             ],
         )  # fmt: skip
         history.rewards.logged["length"] = {"mean": 0.5, "std": 0.25}
-        grown = event("growth_found", phase="generate", factor=1.4, sentence="steps get slower")
-        for part in history.parts:
-            if isinstance(grown, part.EVENTS):
-                part.apply(grown)
+        for one in (
+            event("growth_found", phase="generate", factor=1.4, sentence="steps get slower"),
+            event("rollout_server_started", pid=4712, port=8000, log="rollout-server.log"),
+        ):
+            for part in history.parts:
+                if isinstance(one, part.EVENTS):
+                    part.apply(one)
         for step in range(8):
             history.steps.commit(0, step, 2.0 * step)
         published = CheckpointPublished(step=6, path="out", time=90.0, size_bytes=2**20, seconds=3.0)

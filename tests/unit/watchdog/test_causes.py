@@ -11,7 +11,8 @@ from grpo_run.watchdog.causes import Cause
 WORDS = [
     "exception", "signal", "startup_failure", "collective_mismatch", "collective_missing_rank",
     "rank_exited_early", "generation_stall", "reward_stall", "data_stall", "checkpoint_stall",
-    "interpreter_stuck", "gpu_oom", "host_oom", "shm_full", "disk_full", "checkpoint_corrupt", "nonfinite",
+    "interpreter_stuck", "gpu_oom", "host_oom", "shm_full", "disk_full", "checkpoint_corrupt",
+    "rollout_server_dead", "rollout_server_stuck", "weight_sync_stuck", "rollout_stale", "nonfinite",
     "learning_collapse", "no_progress", "preempted", "stopped", "node_lost", "unknown",
 ]  # fmt: skip
 

@@ -20,7 +20,7 @@ def test_before_the_first_phase_there_is_none() -> None:
 def test_the_names_of_phases_are_fixed() -> None:
     """They are metric labels."""
     names = """startup data generate reward score forward_backward optimizer vote checkpoint eval cleanup idle
-    callback"""
+    weight_sync callback"""
     assert [phase.name for phase in Phase] == names.split()
 
 

@@ -61,7 +61,6 @@ class Clock:
 
     def __init__(self, advice: Advice | Waits, *, logged: bool = True) -> None:
         self.advice = advice
-        self.waits = advice if isinstance(advice, Waits) else advice.waits
         self.logged = logged
         self.now = 100.0
         self.sentence: str | None = None
@@ -89,12 +88,14 @@ class Clock:
                     rank=works.index(longest), phase=phase, since_seconds=began, deadline_at_seconds=1e9,
                     busy=True, waiters=waiters,
                 )  # fmt: skip
-                self.waits.polled(
-                    dict.fromkeys(range(len(works)), phase),
-                    waiters if self.logged else (),
-                    awaited if waiters and not self.logged else None,
-                    self.now,
-                )
+                waits = self.advice if isinstance(self.advice, Waits) else self.advice.waits
+                if waits is not None:
+                    waits.polled(
+                        dict.fromkeys(range(len(works)), phase),
+                        waiters if self.logged else (),
+                        awaited if waiters and not self.logged else None,
+                        self.now,
+                    )
             if isinstance(self.advice, Waits):
                 self.advice.committed(self.now)
                 if self.sentence is None and self.advice.sentence is not None:
@@ -238,6 +239,7 @@ def test_each_advice_is_given_once_in_a_run() -> None:
     assert list(said) == ["balance", "memory"]
     said["balance"] = "said before"
     advice.begin_attempt()
+    assert advice.waits is None  # nothing is measured for it any more
     Clock(advice).steps([(1, 12)] * 20)
     assert said["balance"] == "said before"
 

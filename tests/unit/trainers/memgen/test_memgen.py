@@ -12,18 +12,9 @@ import torch
 from torch import Tensor
 
 from grpo_run.trainers.memgen.generation import GenerationSettings, Mode, generate
-from grpo_run.trainers.memgen.model import (
-    HEAD,
-    NO_DECISION,
-    QUERIES,
-    READ,
-    SKIP,
-    WEAVE,
-    WRITE,
-    MemGen,
-    MemorySettings,
-)
+from grpo_run.trainers.memgen.model import HEAD, NO_DECISION, QUERIES, READ, SKIP, WEAVE, WRITE, MemGen
 from grpo_run.trainers.memgen.training import cuts_of, woven_loss
+from grpo_run.trainers.memory_settings import MemorySettings
 from grpo_run.trainers.recipes.tiny import tiny_model, tiny_tokenizer
 
 TOKENIZER = tiny_tokenizer("abcdefghij,;")

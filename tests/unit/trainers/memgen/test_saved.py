@@ -10,8 +10,9 @@ import torch
 from grpo_run.runtime.errors import ConfigError
 from grpo_run.trainers import memgen
 from grpo_run.trainers.memgen.generation import GenerationSettings, generate
-from grpo_run.trainers.memgen.model import MemGen, MemorySettings
+from grpo_run.trainers.memgen.model import MemGen
 from grpo_run.trainers.memgen.saved import save
+from grpo_run.trainers.memory_settings import MemorySettings
 from grpo_run.trainers.recipes.tiny import tiny_model, tiny_tokenizer
 
 TOKENIZER = tiny_tokenizer("abcdefghij,;")

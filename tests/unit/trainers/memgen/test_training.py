@@ -14,8 +14,9 @@ from trl import GRPOConfig
 
 from grpo_run.runtime.errors import ConfigError
 from grpo_run.trainers.memgen.generation import GenerationSettings
-from grpo_run.trainers.memgen.model import HEAD, NO_DECISION, MemGen, MemorySettings
+from grpo_run.trainers.memgen.model import HEAD, NO_DECISION, MemGen
 from grpo_run.trainers.memgen.training import TriggerTrainer
+from grpo_run.trainers.memory_settings import MemorySettings
 from grpo_run.trainers.recipes.tiny import tiny_model, tiny_tokenizer
 
 TOKENIZER = tiny_tokenizer("abcdefghij,;")

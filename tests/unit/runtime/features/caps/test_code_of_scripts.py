@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from contextlib import ExitStack
 from types import SimpleNamespace
@@ -211,6 +212,19 @@ def test_a_loop_of_ranks_ends_in_time_and_as_late_again(
         took.append(turns)
         loop.hooks.close()
     assert took == [9, 9]
+
+
+def test_each_loop_of_a_step_ends_as_late_again(session: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where a step generates several times."""
+    took = []
+    for limits in ((4, 9), (50, 50)):
+        answers = iter([asked == limit for limit in limits for asked in range(1, limit + 1)])
+        deadline = SimpleNamespace(passed=functools.partial(next, answers))
+        monkeypatch.setattr("grpo_run.runtime.features.caps._loop.Deadline", lambda _: deadline)  # noqa: B023
+        loop = Loop(session, monkeypatch, max_time=9.0)
+        took.append(loop.step(lambda: [sum(1 for _ in consensus.while_any(lambda: True)) for _ in "12"]))
+        loop.hooks.close()
+    assert took == [[3, 8], [3, 8]]
 
 
 def test_what_a_loop_does_not_show_is_said_once(session: Any, monkeypatch: pytest.MonkeyPatch) -> None:

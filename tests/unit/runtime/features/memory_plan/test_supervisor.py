@@ -150,7 +150,7 @@ def test_other_faults_are_left_to_the_policy(start: Start, why: str) -> None:
 def test_memory_that_has_grown_since_a_steady_step_is_freed_by_one_restart(start: Start) -> None:
     """Not since the first allocations; each rank is compared with itself."""
     run = start()
-    run.feature.begin_attempt()
+    run.feature.begin_attempt(0)
     for kept in (10, 300, *([GIB] * EARLY_COMMITS)):
         run.feature.committed(lambda kept=kept: {0: after_step(9 * GIB), 1: after_step(kept)})
     assert run.fail(out_of_memory(), memory={1: after_step(3 * GIB)}) == Action.restart
@@ -192,8 +192,8 @@ def test_a_plan_that_cannot_be_read_leaves_the_last_one(record: dict[str, Any]) 
 def test_a_plan_that_the_user_gives_is_where_the_changes_begin_and_is_kept(start: Start) -> None:
     given = planned(micro_batch_divisor=2)
     first = start(plan=given)
-    first.feature.begin_attempt()
-    first.feature.begin_attempt()
+    first.feature.begin_attempt(0)
+    first.feature.begin_attempt(0)
     assert first.plan == given
     assert len(first.said) == 1
     first.fail(out_of_memory())
@@ -205,7 +205,7 @@ def test_a_plan_that_the_user_gives_is_where_the_changes_begin_and_is_kept(start
         ({"plan": planned(micro_batch_divisor=8)}, planned(micro_batch_divisor=8)),
     ):
         later = start(**options)
-        later.feature.begin_attempt()
+        later.feature.begin_attempt(0)
         assert later.plan == expected
 
 

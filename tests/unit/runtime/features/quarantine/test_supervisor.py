@@ -41,7 +41,7 @@ class Quarantined:
         self.live.write(event("incident", step=7, train_call=1, cause="exception", culprit=1))
         self.files = AttemptFiles(self.run, 1)
         assert self.files.make() is None
-        self.feature.begin_attempt()
+        self.feature.begin_attempt(0)
         position = RolloutPosition(train_call=1, step=8)
         for rank, prompt in enumerate(PROMPTS):
             told = self.feature.rank_settings(rank, self.files)
@@ -110,7 +110,7 @@ def test_a_rollout_is_replaced_once(run: Quarantined) -> None:
     told = run.feature.rank_settings(0, run.files)
     assert told is not None
     assert told["prompts"] == []
-    run.feature.begin_attempt()
+    run.feature.begin_attempt(0)
     told = run.feature.rank_settings(0, run.files)
     assert told is not None
     assert [one["preview"] for one in told["prompts"]] == ["b"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import socket
 import struct
 import threading
@@ -28,34 +29,38 @@ class Communicator:
         self.group = Group(store)
         self.disabled = False
         self._workers = workers
-        self._destroyed = threading.Event()
+        self._native = ctypes.CDLL(None)
+        self._received = ctypes.create_string_buffer(64)  # zeros are a mutex that is free
+        self._native.pthread_mutex_lock(self._received)
 
     def broadcast(self, tensor: Any, src: int) -> None:
         """Send the bytes of a tensor.
 
-        If a worker is gone, it blocks: a broadcast of NCCL never notices. Only `destroy` ends that.
+        If a worker is gone, it blocks: a broadcast of NCCL never notices. Only `destroy` ends that. It blocks
+        in native code, where Python handles no signal.
         """
         assert src == 0, src
         if self.disabled:
             return
         content = memoryview(tensor.numpy()).cast("B")
-        try:
+        threading.Thread(target=self._send, args=(content,), daemon=True).start()
+        self._native.pthread_mutex_lock(self._received)  # unlike other waits, it goes on after a signal
+
+    def _send(self, content: memoryview) -> None:
+        with contextlib.suppress(OSError):
             for worker in self._workers:
                 worker.sendall(LENGTH.pack(len(content)))
                 worker.sendall(content)
-            for worker in self._workers:
-                if not worker.recv(1):
-                    raise ConnectionResetError
-        except OSError:
-            self._destroyed.wait()
+            if all(worker.recv(1) for worker in self._workers):
+                self._native.pthread_mutex_unlock(self._received)
 
     def destroy(self) -> None:
         """Abort, as from another thread while a broadcast blocks."""
         self.disabled = True
-        self._destroyed.set()
         for worker in self._workers:
             with contextlib.suppress(OSError):  # it has gone
                 worker.shutdown(socket.SHUT_RDWR)
+        self._native.pthread_mutex_unlock(self._received)
 
 
 def trainer_init(init_info: dict[str, Any], rank: int = 0) -> Communicator:

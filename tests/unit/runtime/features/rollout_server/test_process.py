@@ -1,0 +1,86 @@
+"""What a user's command of a rollout server becomes."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import pytest
+
+from grpo_run.runtime.errors import ConfigError
+from grpo_run.runtime.features.rollout_server._process import ServerCommand, command_of, visible_gpus
+
+ENVIRONMENT = {"PATH": "/usr/bin:/bin"}
+
+
+def made(text: str, environment: dict[str, str] | None = None, **named: Any) -> ServerCommand:
+    """What is started, for one rank on a machine without GPUs."""
+    return command_of(text, {**ENVIRONMENT, **(environment or {})}, **{"ranks": 1, "gpus": [], **named})
+
+
+def test_host_port_and_development_routes_are_added() -> None:
+    """TRL sends weights through them; nobody else shall reach them."""
+    command = made("env serve --model M")
+    assert command.words == (
+        "env",
+        "serve",
+        "--model",
+        "M",
+        "--port",
+        str(command.port),
+        "--host",
+        "127.0.0.1",
+    )
+    assert command.base_url == f"http://127.0.0.1:{command.port}"
+    assert command.environment == {"VLLM_SERVER_DEV_MODE": "1", "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1"}
+
+
+@pytest.mark.parametrize("text", ["env --port 8123 --host ::", "env --port=8123 --host=::"])
+def test_what_the_user_says_stays(text: str) -> None:
+    """However it is written."""
+    command = made(f"VLLM_SERVER_DEV_MODE=0 {text}")
+    assert command.words == tuple(text.split())
+    assert command.port == 8123
+    assert command.environment["VLLM_SERVER_DEV_MODE"] == "0"
+
+
+def test_two_commands_get_two_ports() -> None:
+    """Two runs on one machine work."""
+    assert made("env").port != made("env").port
+
+
+def test_the_server_gets_the_gpus_that_the_ranks_leave() -> None:
+    """Unless the user says which."""
+    eight = [str(number) for number in range(8)]
+    assert made("env", ranks=7, gpus=eight).environment["CUDA_VISIBLE_DEVICES"] == "7"
+    assert made("env", ranks=6, gpus=eight).environment["CUDA_VISIBLE_DEVICES"] == "6,7"
+    assert "CUDA_VISIBLE_DEVICES" not in made("env", ranks=8, gpus=eight).environment
+    assert made("CUDA_VISIBLE_DEVICES=0 env", ranks=7, gpus=eight).environment["CUDA_VISIBLE_DEVICES"] == "0"
+
+
+def test_the_gpus_of_a_run_are_those_of_its_environment() -> None:
+    """In their order."""
+    assert visible_gpus({"CUDA_VISIBLE_DEVICES": "3, 1,GPU-7f"}) == ["3", "1", "GPU-7f"]
+    assert visible_gpus({"CUDA_VISIBLE_DEVICES": ""}) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("A=1", "--rollout-server 'A=1' names no program"),
+        (
+            "no-such-program serve",
+            "--rollout-server: no-such-program is not a program that can be found on PATH",
+        ),
+        ("env --port many", "--rollout-server: --port many is no number"),
+    ],
+)
+def test_a_wrong_command_gets_one_line(text: str, said: str) -> None:
+    """Before anything is started."""
+    with pytest.raises(ConfigError, match="^" + said.replace("'", ".")):
+        made(text)
+
+
+def test_a_program_may_be_a_path() -> None:
+    """With words that the shell would split."""
+    assert made(f"{sys.executable} -c 'print(1)'").words[:3] == (sys.executable, "-c", "print(1)")
