@@ -99,6 +99,7 @@ def main() -> None:
             max_completion_length=arguments.max_completion_length,
             max_staleness=STALENESS,
             queue_maxsize=WAITING,
+            token_budget=0,  # a step takes as many samples as the batch size says
             **address,
         ),
         reward_funcs=letters,

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.runs import Run, free_port
+from support.runs import Run, descendants, free_port
 
 if importlib.util.find_spec("vllm") is None:
     pytest.skip("vLLM is not installed; `make test-server`", allow_module_level=True)
@@ -94,23 +94,37 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         made.close()
 
 
-def test_a_killed_rank_continues_beside_a_server_that_stays(
+def rollout_process(rank: int) -> int:
+    """Return the process in which TRL makes the rollouts of a rank."""
+    return next(
+        one for one in descendants(rank) if b"spawn_main" in Path(f"/proc/{one}/cmdline").read_bytes()
+    )
+
+
+def test_killed_processes_are_replaced_beside_a_server_that_stays(
     server: Server, runs: Callable[..., Run], tmp_path: Path
 ) -> None:
-    """Twenty steps, each of which sends a policy; the rank is killed in between, with all that it started,
-    and its successor continues to count the policies.
+    """A rank is killed three policies after its newest snapshot, and the next one sends these policies again;
+    then the process of the rollouts is killed, for whose end TRL would wait for ever.
     """
     output = tmp_path / "out"
     run = runs(
-        "--nproc-per-node", "1", "--snapshot-every", "1", str(SCRIPT), "--output-dir", str(output),
+        "--nproc-per-node", "1", "--snapshot-every", "4", str(SCRIPT), "--output-dir", str(output),
         "--model", str(server.model), "--server", server.url, "--lora", "--lora-dropout", "0", "--cpu",
-        "--max-steps", "20", "--save-steps", "10", "--kill-after-steps", "7",
+        "--max-steps", "20", "--save-steps", "20", "--kill-after-steps", "7",
         cold=True,
     )  # fmt: skip
-    run.start().ended(timeout_seconds=600)
-    assert [one["cause"] for one in run.verdicts()] == ["signal"]
+    run.start().until_step(11, timeout_seconds=500)
+    began = time.monotonic()
+    os.kill(rollout_process(run.pid(0)), signal.SIGKILL)
+    run.until_event("incident", count=2, timeout_seconds=200)
+    seconds = time.monotonic() - began
+    run.ended(timeout_seconds=400)
+    assert [one["cause"] for one in run.verdicts()] == ["signal", "exception"]
+    assert "the process that makes the rollouts was killed by SIGKILL" in run.printed()
+    assert seconds < 150.0  # after 300 s, TRL finds that the process has not told that it lives
     state = json.loads((output / "checkpoint-20" / "rollout_state.json").read_text())
-    # one before the first step of either attempt, and one after each step
-    assert state["model_version"] == 22
-    assert server.adapters() == ["trl-policy-v20", "trl-policy-v21", "trl-policy-v22"]
+    # one before the first step of each attempt, and one after each step that counts
+    assert state["model_version"] == 23
+    assert server.adapters() == ["trl-policy-v21", "trl-policy-v22", "trl-policy-v23"]
     assert server.get("/is_paused") == {"is_paused": False}

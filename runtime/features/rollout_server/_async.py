@@ -48,8 +48,8 @@ def prepare(trainer: Any, hooks: ExitStack, say: Callable[[str], None]) -> None:
 
 def watch_process(trainer: Any, hooks: ExitStack) -> None:
     """Let a trainer notice that the process of its rollouts has ended, until `hooks` are closed."""
-    worker = getattr(trainer, async_grpo_names.WORKER, None)
-    buffer = getattr(worker, async_grpo_names.BUFFER, None)
+    worker: Any = getattr(trainer, async_grpo_names.WORKER, None)
+    buffer: Any = getattr(worker, async_grpo_names.BUFFER, None)
     if not hasattr(buffer, "get"):
         return
 
