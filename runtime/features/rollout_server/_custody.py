@@ -18,6 +18,7 @@ import itertools
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sized
+from contextlib import AbstractContextManager
 from typing import Any
 
 from accelerate.utils import broadcast_object_list
@@ -75,17 +76,9 @@ class Custody:
         self._digest = Digest()
         self._seeds = Seeds(points.trainer, points.train_call)
         if session.is_main:
-            handlers = {
-                vllm_names.SEND: [self._digest_sent],
-                **{name: [self._seeds.send] for name in vllm_names.CLIENT_GENERATES},
-            }
-            points.hooks.enter_context(wrapped_methods(self._client, handlers))
-            self._client.session.get_adapter(self._client.base_url).init_poolmanager(1, CONCURRENT)
-        points.hooks.enter_context(
-            wrapped_methods(
-                self._generation, {vllm_names.SYNC: [self.sync], vllm_names.GENERATE: [self.generate]}
-            )
-        )
+            points.hooks.enter_context(self._client_observed(self._client))
+        handlers = {vllm_names.SYNC: [self.sync], vllm_names.GENERATE: [self.generate]}
+        points.hooks.enter_context(wrapped_methods(self._generation, handlers))
         points.states.append(self)
 
     def sync(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -207,6 +200,12 @@ class Custody:
         getattr(self._client, vllm_names.LEAVE)()
         getattr(self._client, vllm_names.JOIN)(device=self._trainer.accelerator.device)
         self._held.forget()
+
+    def _client_observed(self, client: Any) -> AbstractContextManager[None]:
+        """Digest what the client sends, and give its requests seeds."""
+        client.session.get_adapter(client.base_url).init_poolmanager(1, CONCURRENT)
+        seeded = {name: [self._seeds.send] for name in vllm_names.CLIENT_GENERATES}
+        return wrapped_methods(client, {vllm_names.SEND: [self._digest_sent], **seeded})
 
     def _digest_sent(
         self, original: Callable[..., Any], metadata: Any, tensors: Iterable[Any], *args: Any, **kwargs: Any
