@@ -8,7 +8,7 @@ generators as before it, so the run ends in the same weights as an undisturbed o
 
 If that does not help, the attempt ends (`Cause.rollout_stale`), and the supervisor starts the server again.
 If it does not help then either, the evidence is not what was thought: the run goes on without it, with a
-warning. A healthy run is thus held up once.
+warning, and says of its samples that their origin is unknown. A healthy run is thus held up once.
 """
 
 from __future__ import annotations
@@ -134,18 +134,29 @@ class Custody:
         if math.isfinite(difference):
             vouching += [Kind.difference] * self._differences.known
             self._differences.accept(difference)
+        if self._held.ignored:  # whatever else vouches for it, something has said otherwise
+            vouching.clear()
         self._write(samples, Origin.meant if vouching else Origin.cannot_tell, ", ".join(vouching))
         return made
 
     def state(self) -> Mapping[str, Any]:
-        """Return what a checkpoint holds: the baseline, and the fingerprints that are known."""
-        return {NAME: {"differences": self._differences.accepted, "known": self._held.known}}
+        """Return what a checkpoint holds: the baseline, the fingerprints that are known, and evidence that
+        is ignored.
+        """
+        ignored = sorted(map(str, self._held.ignored))
+        return {
+            NAME: {"differences": self._differences.accepted, "known": self._held.known, "ignored": ignored}
+        }
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state` returned."""
-        kept = state.get(NAME) or {}
-        self._differences.accepted = [float(one) for one in kept.get("differences", ())]
-        self._held.known = {str(key): str(value) for key, value in kept.get("known", {}).items()}
+        """Restore what `state` returned; nothing from a checkpoint without it, or of another format."""
+        kept = state.get(NAME, {})
+        try:
+            self._differences.accepted = [float(one) for one in kept.get("differences", ())]
+            self._held.known = {str(key): str(value) for key, value in kept.get("known", {}).items()}
+            self._held.ignored = {Kind(one) for one in kept.get("ignored", ())}
+        except (AttributeError, TypeError, ValueError) as error:
+            self._session.warn_in_journal(f"the origin of rollouts is judged without a baseline: {error}")
 
     def _answer(self, doubt: Doubt, trial: int, samples: int = 0) -> bool:
         """Answer a doubt on all ranks: send the weights again; at the second time end the attempt. Return
@@ -169,12 +180,11 @@ class Custody:
             )  # fmt: skip
         if trial:
             self._session.warn(
-                f"{text}, also after the server was started again; from here on this counts as usual"
+                f"{text}, also after the server was started again; from here on this counts as usual, and the"
+                " origin of samples as unknown"
             )
-            if doubt.kind is Kind.difference:
-                self._differences.accepted.clear()
-            else:
-                self._held.ignored.add(doubt.kind)
+            self._held.ignored.add(doubt.kind)
+            self._differences.accepted.clear()
             return True
         self._session.warn(f"{text}; they are sent again, and it is made again")
         if samples:

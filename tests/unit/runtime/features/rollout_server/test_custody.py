@@ -193,7 +193,9 @@ def test_stale_weights_end_the_attempt_before_they_are_trained_on(
 
 
 @pytest.mark.parametrize("kind", list(Kind))
-def test_a_run_is_not_held_up_twice(kind: Kind, session: Any, client: Any, server: Any) -> None:
+def test_a_run_is_not_held_up_twice(
+    kind: Kind, session: Any, client: Any, server: Any, origins: Callable[[], Any]
+) -> None:
     """The attempt before has ended for it, and it is no better with another server: it counts as usual, up to
     that step and later; other evidence still counts.
     """
@@ -214,6 +216,8 @@ def test_a_run_is_not_held_up_twice(kind: Kind, session: Any, client: Any, serve
         for _ in range(5):
             run.step()
         assert sum("counts as usual" in text for text in session.notified) == 1
+        assert [one for _, one in origins()][-5:] == ["cannot_tell"] * 5
+        assert run.custody.state()["rollout_server"]["ignored"] == [kind]
         if kind is not Kind.version:
             return
         server.takes = False
