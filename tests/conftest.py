@@ -33,6 +33,9 @@ settings.register_profile(
 settings.load_profile("grpo-run")
 
 
+COLLECTED_WITH_TORCH = pytest.StashKey[bool]()
+
+
 def reseed_torch(seed: int) -> None:
     """Seed torch's generator of the CPU before each test, if torch is imported."""
     if "torch" in sys.modules:
@@ -78,6 +81,14 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 @pytest.fixture(autouse=True, scope="session")
+def _collected_without_torch(request: pytest.FixtureRequest) -> None:
+    """No file of real tests imports torch when it is collected: each worker would take seconds for it."""
+    assert not request.config.stash[COLLECTED_WITH_TORCH] or not workers.only_real_tests(request.config), (
+        "a test file imports torch when it is collected; import it where it is used"
+    )
+
+
+@pytest.fixture(autouse=True, scope="session")
 def _references(tmp_path_factory: pytest.TempPathFactory) -> None:
     """Keep references where all workers of the session find them."""
     base = tmp_path_factory.getbasetemp()
@@ -99,10 +110,11 @@ def pytest_runtest_setup() -> None:
     warm.remove_variables_of_libraries()
 
 
-def pytest_collection_finish() -> None:
+def pytest_collection_finish(session: pytest.Session) -> None:
     """Exclude the libraries' objects from garbage collections, which otherwise visit them thousands of
     times.
     """
+    session.config.stash[COLLECTED_WITH_TORCH] = "torch" in sys.modules
     gc.collect()
     gc.freeze()
 

@@ -139,6 +139,13 @@ LOGGED = (
         help="Mean difference between the log-probabilities of vLLM and of the trainer last logged; absent"
         " without vLLM.",
     ),
+    RankMetric(
+        field="importance_sampling_ratio",
+        unit="ratio",
+        logged_as=("sampling/importance_sampling_ratio/mean",),
+        help="Mean factor last logged that corrects this difference in the loss, 0 for what is masked; absent"
+        " without vLLM.",
+    ),
 )
 """What a Trainer or a script logs, in the order in which slots hold it. NaN means never logged."""
 

@@ -28,6 +28,8 @@ from grpo_run.watchdog.evidence.timeline import PhaseTimeline
 Points = Mapping[str, Sequence[tuple[int, float, float, float]]]
 MOST_RUNS = 300
 """Runs in the list, those that changed last."""
+MOST_SPANS = 1000
+"""Phases in the lane of what runs beside the ranks."""
 
 
 def key_of(directory: Path) -> str:
@@ -49,6 +51,7 @@ class RunFeed:
         self._curves = RunCurves()
         self._reader = run_reader(directory, self._curves)
         self._timeline = PhaseTimeline()
+        self._beside: dict[str, list[list[Any]]] = {}
         self._samples = SampleReader(directory.completions)
         self._drawn = -1
         self._sent: dict[str, Any] = {}
@@ -108,6 +111,7 @@ class RunFeed:
         self._timeline.record(
             {slot.rank if slot else local: slot for local, slot in enumerate(status.slots)}, now
         )
+        self._note_beside(status, round(now, 3))
         return {
             "now": round(now, 3),
             "ranks": {
@@ -116,8 +120,20 @@ class RunFeed:
                     for name, begin, end in spans
                 ]
                 for rank, spans in self._timeline.as_json(now)["ranks"].items()
-            },
+            }
+            | self._beside,
         }
+
+    def _note_beside(self, status: RunStatus, now: float) -> None:
+        """Note the phases of what runs beside the ranks, by its name."""
+        open_phases = {one.phase for slot in status.slots if slot is not None for one in slot.phases}
+        for part in status.history.parts:
+            for name, phase in part.beside(open_phases).items():
+                spans = self._beside.setdefault(name, [])
+                if not spans or spans[-1][0] != phase:
+                    spans[-1:] = [[*span[:2], now] for span in spans[-1:]]
+                    spans.append([phase, now, None])
+                    del spans[:-MOST_SPANS]
 
 
 def _tone(shown: Mapping[str, Any]) -> object:

@@ -8,7 +8,7 @@ does no I/O.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, ClassVar, TypeVar
@@ -104,6 +104,14 @@ class HistoryPart:
     def notes(self) -> Sequence[str]:
         """Return lines for `grpo-run status` and reports."""
         return ()
+
+    def beside(self, phases: Collection[Phase]) -> Mapping[str, str]:
+        """Return what runs beside the ranks, by name, with the name of the phase that the live page shows.
+
+        Args:
+            phases: that are open in ranks.
+        """
+        return {}
 
     def ended(self) -> Sequence[str]:
         """Return sentences for the end of the run, and for the report of an incident."""

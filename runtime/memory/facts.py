@@ -73,6 +73,8 @@ class MemoryFacts(pydantic.BaseModel):
     """Whether generation draws no random numbers."""
     vllm_gpu_memory_utilization: float | None = None
     vllm_sleep: bool = False
+    vllm_wakes_with_weights: bool = True
+    """Whether TRL sends the weights anew to a vLLM that has slept."""
     gradient_checkpointing: bool = False
     """Whether the script has turned it on."""
     checkpointing_set_later: bool = False

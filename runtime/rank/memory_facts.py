@@ -91,6 +91,9 @@ def collect_facts(trainer: Any, known: TrainerFacts) -> MemoryFacts:
         greedy=(getattr(args, "generation_kwargs", None) or {}).get("do_sample") is False,
         vllm_gpu_memory_utilization=getattr(args, "vllm_gpu_memory_utilization", None),
         vllm_sleep=bool(getattr(args, "vllm_enable_sleep_mode", False)),
+        vllm_wakes_with_weights=hasattr(
+            getattr(trainer, trainer_names.ENGINE, None), trainer_names.WEIGHTS_SLEEP
+        ),
         gradient_checkpointing=record.gradient_checkpointing,
         checkpointing_set_later=checkpointing_later,
         supports_gradient_checkpointing=bool(getattr(model, "supports_gradient_checkpointing", False)),

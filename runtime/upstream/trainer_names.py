@@ -70,3 +70,8 @@ RLOO only completions; a completion is a list of tokens."""
 PARSE_RESPONSE = "parse_response"
 """Function (tokenizer, ids, **keywords) in the module of GRPO's trainer: the message of a completion, with
 the tools that it calls."""
+ENGINE = "vllm_generation"
+"""GRPO and RLOO attribute: the object that speaks with vLLM. Since TRL 0.28."""
+WEIGHTS_SLEEP = "_llm_weights_sleeping"
+"""Its attribute: vLLM has discarded its weights, and gets them before it generates. Since TRL 1.10; before,
+vLLM loads those of the model's files instead."""

@@ -15,6 +15,8 @@ from support.runs import SCRIPTS, Run, Runs, digest
 SCRIPT = SCRIPTS / "endless_generation.py"
 AT, STEPS = 8, 10
 """The endless step, after enough steps to learn from; and the last one."""
+LIMITS = ("--deadline-first", "25", "--vote-timeout", "50", "--deadline-ceiling", "65")
+"""Of what the run has not shown yet."""
 
 
 def endless(runs: Runs, form: str, *options: str, attempts: int = 1, floor: float = 4.0) -> Run:
@@ -106,8 +108,7 @@ def test_a_loop_of_all_ranks_blames_the_one_that_has_tokens_left(runs: Runs) -> 
 @pytest.mark.timeout(400)
 def test_the_body_of_a_step_that_never_ends(runs: Runs) -> None:
     """It is told of at once, and ended only after the time of an unknown phase: it may hold an evaluation."""
-    limits = ("--deadline-first", "25", "--vote-timeout", "50", "--deadline-ceiling", "65")
-    run = endless(runs, "loop", *limits)
+    run = endless(runs, "loop", *LIMITS)
     check_named(run, told(run))
     run.ended(timeout_seconds=300)
     check_ended(run, "no_progress")
@@ -144,10 +145,28 @@ def test_a_rollout_func_whose_tokens_are_not_seen_refuses_the_cap(runs: Runs) ->
     assert "--generation repetition: this trainer's `rollout_func` does not call" in run.printed()
 
 
+LONG_AND_HEALTHY = {
+    "outliers": 2, "compilation": 1, "growth": 3, "evaluation": 4, "long-prompt": 1, "slow-tokens": 10,
+}  # fmt: skip
+"""By form: how many generations are longer than the floor of the deadlines, at least."""
+
+
 @pytest.mark.full
 @pytest.mark.timeout(300)
-def test_long_generations_of_a_healthy_run_are_neither_told_of_nor_ended(runs: Runs) -> None:
-    """The first one, and of one rank 20 times as long as ever, beyond the floor of the deadlines."""
-    run = endless(runs, "healthy").ended()
-    assert run.events("incident") == []
-    assert [one["text"] for one in run.events("warning") if "goes on" in one["text"]] == []
+@pytest.mark.parametrize("form", LONG_AND_HEALTHY)
+def test_long_generations_of_a_healthy_run_are_neither_told_of_nor_ended(form: str, runs: Runs) -> None:
+    """A first one that compiles, lengths that grow, an evaluation with 25 times as many tokens, a prompt that
+    takes 20 times as long, tokens that come slowly, and one rank 20 times as long as ever; with deadlines of
+    a fifteenth of the usual ones or less. The other rank waits meanwhile.
+    """
+    floor = 4.0
+    evaluating = ("--eval-prompts", "8", "--settings", '{"eval_strategy": "steps", "eval_steps": 9}')
+    run = runs(
+        "--nproc-per-node", "2", "--deadline-floor", str(floor), *LIMITS, str(SCRIPT), "--output-dir", "out",
+        "--max-steps", str(STEPS), "--save-steps", "2", "--form", form,
+        *(evaluating if form == "evaluation" else ()),
+    ).start().ended()  # fmt: skip
+    took = [float(line) for line in (run.cwd / "generated.txt").read_text().splitlines()]
+    assert sum(seconds > floor for seconds in took) >= LONG_AND_HEALTHY[form], took
+    told = [event for event in run.events() if event["event"] in ("warning", "suspicion", "incident")]
+    assert told == []

@@ -119,6 +119,19 @@ def test_a_reward_collapse_is_answered_at_its_onset(
 
 
 @pytest.mark.full
+def test_samples_of_another_policy_are_warned_of_and_change_nothing(runs: Runs, tmp_path: Path) -> None:
+    """Both ranks agree on the step; the alert and the panel read what is counted."""
+    run = runs(
+        "--nproc-per-node", "2", COLLAPSE, "--output-dir", "out", *STEPS, "--mismatch-at", "6"
+    ).start().ended()  # fmt: skip
+    (trip,) = run.events("guard_tripped")
+    assert (trip["guard"], trip["onset"], trip["step"], trip["response"]) == ("mismatch", 6, 10, "warn")
+    assert "differed from the trainer's by more than 0.1 since step 6: 0.201 nats" in run.printed()
+    assert run.status()["recoveries"] == []
+    assert digest(tmp_path / "out") == undisturbed(TRAINER, 12)
+
+
+@pytest.mark.full
 @pytest.mark.parametrize("mode", ["zero2", "zero3", "fsdp2"])
 def test_a_transient_nan_in_every_parallel_mode(mode: str, runs: Runs, tmp_path: Path) -> None:
     """The norm of the gradient is DeepSpeed's or that of shards; one exact repetition all the same."""

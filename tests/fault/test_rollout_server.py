@@ -18,7 +18,7 @@ import psutil
 import pytest
 from support import references
 from support.rollout_server.plants import VARIABLE
-from support.rollout_server.starting import SCRIPT, command
+from support.rollout_server.starting import SCRIPT, command, stand_in
 from support.runs import Run, Runs, alive, digest
 
 from grpo_run.watchdog.observation import Phase
@@ -73,8 +73,8 @@ def undisturbed(run: Served) -> str:
     with open(f"{folder}.lock", "wb") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not (folder / "out" / "weights.sha256").exists():
-            plain = Served(["--nproc-per-node", "2", "--rollout-server", shlex.join(words_of(folder)), *WORDS],
-                           folder=folder, name="run")  # fmt: skip
+            server = shlex.join(words_of(folder))
+            plain = Served(folder, ["--nproc-per-node", "2", "--rollout-server", server, *WORDS])
             plain.start().ended()
             assert plain.events("incident") == []
     return digest(folder / "out")
@@ -90,8 +90,8 @@ def served(runs: Runs, tmp_path: Path) -> Iterator[Callable[..., Served]]:
             plants["mark"] = str(tmp_path / "fault.mark")
         server = shlex.join(words_of(tmp_path))
         run = Served(
-            ["--nproc-per-node", "2", "--rollout-server", server, *options, *WORDS],
-            folder=tmp_path, name="run", environment={VARIABLE: json.dumps(plants)},
+            tmp_path, ["--nproc-per-node", "2", "--rollout-server", server, *options, *WORDS],
+            environment={VARIABLE: json.dumps(plants)},
         )  # fmt: skip
         made.append(run)
         run.start()
@@ -105,8 +105,8 @@ def served(runs: Runs, tmp_path: Path) -> Iterator[Callable[..., Served]]:
 @pytest.mark.parametrize(
     "fault",
     [
-        pytest.param("kill engine at completion 7", id="generating"),
-        pytest.param("kill server at completion 7", id="generating, both processes", marks=pytest.mark.full),
+        pytest.param("kill engine at generation 3", id="generating"),
+        pytest.param("kill server at generation 3", id="generating, both processes", marks=pytest.mark.full),
         pytest.param("kill server at start 3", id="before a sync", marks=pytest.mark.full),
         pytest.param("kill engine at update 3", id="in a sync"),
         pytest.param("kill server at update 3", id="in a sync, both processes", marks=pytest.mark.full),
@@ -165,7 +165,7 @@ def test_a_killed_rank_leaves_a_server_that_is_kept(served: Callable[..., Served
 )
 def test_a_stopped_server_is_stuck(process: str, served: Callable[..., Served]) -> None:
     """Its health check succeeds as long as its first process runs."""
-    run = served(fault=f"stop {process} at completion 7")
+    run = served(fault=f"stop {process} at generation 3")
     run.check("rollout_server_stuck", limit_seconds=PROVED_SECONDS)
 
 
@@ -182,7 +182,7 @@ def test_a_paused_server_is_stuck(served: Callable[..., Served]) -> None:
 @pytest.mark.parametrize(
     ("fault", "cause"),
     [
-        ("hang engine at completion 9", "rollout_server_stuck"),
+        ("hang engine at generation 3", "rollout_server_stuck"),
         ("hang engine at update 3", "weight_sync_stuck"),
     ],
 )
@@ -207,6 +207,30 @@ def test_the_server_ends_with_a_killed_supervisor(served: Callable[..., Served])
         assert left == []
     run.start()
     run.check(limit_seconds=DEAD_SECONDS)
+
+
+def test_a_server_of_others_that_dies_ends_the_run_to_be_continued(runs: Runs, tmp_path: Path) -> None:
+    """The run has not started it, so it is not restarted; the same command continues."""
+    with stand_in(tmp_path) as server:
+        run = runs("--nproc-per-node", "2", *WORDS, environment=server.environment())
+        with run.held(after=2):
+            run.start().until_step(2)
+            server.close()
+            run.ended(75)
+    incident = run.until_event("incident")
+    assert incident["cause"] == "rollout_server_dead"
+    assert f"{server.url}, which this run has not started, does not listen any more" in run.printed()
+    with stand_in(tmp_path, port=server.port):
+        run.start().ended()
+
+
+def test_a_stop_ends_the_wait_for_a_server(served: Callable[..., Served]) -> None:
+    """No rank runs yet, and nothing is left."""
+    run = served(startup_seconds=60.0)
+    started = run.until_event("rollout_server_started")
+    run.send_signal(signal.SIGTERM)
+    run.ended(75)
+    assert not alive([started["pid"]])
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ GRPO = (str(SCRIPTS / "grpo.py"), "--output-dir", "out", "--max-steps", "24", "-
 def test_a_hang_is_shown_while_it_lasts_and_its_end_afterwards(runs: Runs) -> None:
     """The line and the status name the rank, the phase and the deadline; nothing is left of it at the end."""
     run = runs(
-        *fault("hang", rank=1, step=12, seconds=85.0), "--deadline-floor", "90", "--nproc-per-node", "2",
+        *fault("hang", rank=1, step=12, seconds=55.0), "--deadline-floor", "60", "--nproc-per-node", "2",
         *GRPO, "--step-seconds", "0.05",
     ).start()  # fmt: skip
     deadline = time.monotonic() + 120.0

@@ -8,16 +8,10 @@ import math
 from pathlib import Path
 
 import pytest
-from support import warm
-from support.journal import read_records
+from support.memgen_answers import answered, evaluated
 from support.references import plain_ranks
-from support.runs import BIN, SCRIPTS, Runs
+from support.runs import SCRIPTS, Run, Runs
 
-from grpo_run.trainers.memgen import load
-from grpo_run.trainers.memgen.generation import generate
-from grpo_run.trainers.memgen.model import WEAVE
-from grpo_run.trainers.memgen.saved import prompt_tokens
-from grpo_run.trainers.recipes import gsm8k
 from grpo_run.trainers.recipes.problems import read_problems
 from grpo_run.trainers.recipes.recipe import PACKAGED
 
@@ -45,26 +39,26 @@ def test_the_loop_without_votes_is_a_deadlock_that_is_proved(runs: Runs) -> None
 
 STAGES = ("weaver", "grpo")
 PROBLEMS, EPOCHS, ROWS = 24, 2, 4
-EVALUATED = 8
+EVALUATED = 50
 SETTINGS = (
     "model=tiny", "data=.", "output_dir=out", "weaver.max_steps=-1", f"weaver.num_train_epochs={EPOCHS}",
     f"weaver.per_device_train_batch_size={ROWS}", "weaver.save_steps=2",
     "grpo.max_steps=6", "grpo.save_steps=2", "grpo.max_completion_length=12",
-    f"memgen.evaluation_problems={EVALUATED}", "memgen.evaluation_batch_size=4",
+    f"memgen.evaluation_problems={EVALUATED}", "memgen.evaluation_batch_size=25",
 )  # fmt: skip
 
 
 def problems(folder: Path) -> None:
-    """Write problems in GSM8K's form, whose answers have delimiters: as many to train on as to evaluate."""
+    """Write problems in GSM8K's form, whose answers have delimiters; others to train on than to evaluate."""
     folder.mkdir(exist_ok=True)
-    rows = [
-        {
-            "question": f"Tom has {n} apples and buys {n + 1}. How many?",
-            "answer": f"{n}+{n + 1}.\n#### {2 * n + 1}",
-        }
-        for n in range(PROBLEMS)
-    ]
-    for split in ("train", "test"):
+    for split, first, count in (("train", 0, PROBLEMS), ("test", PROBLEMS, EVALUATED)):
+        rows = [
+            {
+                "question": f"Tom has {n} apples and buys {n + 1}. How many?",
+                "answer": f"{n}+{n + 1}.\n#### {2 * n + 1}",
+            }
+            for n in range(first, first + count)
+        ]
         (folder / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
@@ -77,58 +71,50 @@ def results(folder: Path) -> dict[str, str]:
     }
 
 
+RECIPE = ("memgen-gsm8k", *(f"--set={one}" for one in SETTINGS))
+
+
 def train(
     folder: Path, *options: str, settings: tuple[str, ...] = (), ranks: int = 2
 ) -> list[dict[str, object]]:
-    """Train `memgen-gsm8k`; return the journal."""
+    """Launch the script of `memgen-gsm8k`, as `grpo-run train` does once it has checked the recipe in another
+    process; return the journal.
+    """
     problems(folder)
-    command = [
-        str(BIN / "grpo-run"), "train", "memgen-gsm8k", "--nproc-per-node", str(ranks), "--run-dir", "run",
-        "--metrics-addr", "off", *options,
-        *(word for one in (*SETTINGS, *settings) for word in ("--set", one)),
-    ]  # fmt: skip
-    code, printed = warm.run(command, cwd=folder, timeout_seconds=200)
-    assert code == 0, printed[-6000:]
-    return list(read_records(folder / "run" / "journal.jsonl"))
+    further = [f"--set={one}" for one in settings]
+    module = ["-m", "grpo_run.trainers.recipes", *RECIPE, *further]
+    run = Run(folder, ["--nproc-per-node", str(ranks), *options, *module]).start()
+    return run.ended(timeout_seconds=200).events()
 
 
 @pytest.mark.timeout(400)
 def test_every_stage_of_a_recipe_ends_as_on_plain_ranks_although_the_trigger_was_killed(
     tmp_path: Path,
 ) -> None:
-    """The weights are equal, and the evaluation. Ranks end completions at different times, without
-    a vote. `test_memgen_arithmetic.py` kills the other stages.
+    """The weights are equal, and the evaluation, and what is loaded answers as the evaluation on two ranks
+    did. Ranks end completions at different times, without a vote. `test_memgen_arithmetic.py` kills the other
+    stages.
     """
     plain = tmp_path / "plain"
     problems(plain)
-    words = [word for one in SETTINGS for word in ("--set", one)]
-    plain_ranks(plain, [str(PACKAGED / "__main__.py"), "memgen-gsm8k", *words], ranks=2)
+    plain_ranks(plain, [str(PACKAGED / "__main__.py"), *RECIPE], ranks=2)
     ours = tmp_path / "ours"
-    journal = train(
-        ours, "--inject", "kill@rank0:step5:phase=generate", "--reward-workers", "0",
-    )  # fmt: skip
+    journal = train(ours, "--inject", "kill@rank0:step5:phase=generate")
     assert [event["cause"] for event in journal if event["event"] == "incident"] == ["signal"]
     assert results(ours) == results(plain)
     assert steps_of_weaver(journal) == EPOCHS * PROBLEMS / (2 * ROWS)
-    check_loaded(ours / "out")
+    # imported here, or every worker of pytest would import torch
+    from grpo_run.trainers.recipes import gsm8k
+
+    asked = gsm8k.questions(read_problems(str(ours), "test"), chat=False)["prompt"]
+    assert len(asked) == EVALUATED
+    assert answered(ours / "out", asked) == evaluated(ours / "out")
 
 
 def steps_of_weaver(journal: list[dict[str, object]]) -> int:
     """The last step of the first training."""
     steps = [one for one in journal if one["event"] == "step_logged" and one["train_call"] == 1]
     return max(int(str(one["step"])) for one in steps)
-
-
-def check_loaded(output: Path) -> None:
-    """What is loaded answers as the evaluation on two ranks did."""
-    trained = load(output / "final")
-    lines = [json.loads(line) for line in (output / "evaluation.jsonl").read_text().splitlines()[1:]]
-    rows = [row for line in lines if line["variant"] == "trained" for row in line["rows"]]
-    asked = gsm8k.questions(read_problems(str(output.parent), "test"), chat=False)["prompt"][:EVALUATED]
-    prompts = [prompt_tokens(trained.tokenizer, prompt) for prompt in asked]
-    found = generate(trained.memgen, prompts, trained.generation, "argmax")
-    assert [row["tokens"] for row in rows] == [len(tokens) for tokens in found.tokens]
-    assert [row["prompt"] for row in rows] == [decisions[0] == WEAVE for decisions in found.decisions]
 
 
 @pytest.mark.full

@@ -1,15 +1,17 @@
 """A GRPO script, or a loop of its own, whose generation has no end on the last rank, in the way `--form`.
 
 It happens at step `--at` of the first `--attempts` attempts. The line that generates for ever has the comment
-`ENDLESS: <form>`. Writes `weights.sha256` if it is a Trainer's. The script does not know what launches it,
-apart from the loops of its own.
+`ENDLESS: <form>`. The forms of `HEALTHY` generate for long and end; the last rank writes to `generated.txt`
+how long each generation took. Writes `weights.sha256` if it is a Trainer's. The script does not know what
+launches it, apart from the loops of its own.
 """
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +22,34 @@ import torch.distributed as dist
 RANK, RANKS = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
 TOKENS = 6
 """Tokens of a completion that ends."""
-FORMS = ("generate", "rollout", "streaming", "capped", "healthy", "consensus", "loop")
-LONG = {1: 60, 5: 130, 8: 140, 9: 300}
-"""Tokens of the healthy form at some steps on the last rank: the first rollout, and lengths that grow to 20
-times the longest."""
+LONG = 150
+"""Tokens of an evaluation, and of the longest generation of some forms: 25 times as many."""
+
+
+@dataclass(frozen=True)
+class Healthy:
+    """A way to generate for long on the last rank.
+
+    Attributes:
+        pause: after each token, in seconds.
+        tokens: at some steps, in place of `TOKENS`.
+        compute: seconds of computing before the first token, at some steps.
+    """
+
+    pause: float = 0.03
+    tokens: Mapping[int, int] = field(default_factory=dict)
+    compute: Mapping[int, float] = field(default_factory=dict)
+
+
+HEALTHY = {
+    "outliers": Healthy(tokens={1: 60, 5: 130, 8: 140, 9: 300}),
+    "compilation": Healthy(compute={1: 20.0}),
+    "growth": Healthy(tokens={step: round(TOKENS * 1.6 ** (step - 1)) for step in range(1, 11)}),
+    "evaluation": Healthy(),
+    "long-prompt": Healthy(pause=0.06, compute={8: 8.0}),
+    "slow-tokens": Healthy(pause=0.7, tokens={8: 40}),
+}
+FORMS = ("generate", "rollout", "streaming", "capped", "consensus", "loop", *HEALTHY)
 
 
 class Endless:
@@ -59,19 +85,36 @@ def next_token(model: Any, ids: torch.Tensor) -> torch.Tensor:
     return torch.cat([ids, logits[:, 3:].argmax(-1, keepdim=True) + 3], dim=1)
 
 
-def by_rollout_func(endless: Endless, pause: float, *, together: bool, healthy: bool) -> Callable[..., Any]:
+def compute(seconds: float) -> None:
+    """Use the CPU, as a compilation does, or a model that reads a long prompt."""
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        torch.ones(64, 64) @ torch.ones(64, 64)
+
+
+def by_rollout_func(form: str, endless: Endless) -> Callable[..., Any]:
     """Return a `rollout_func` whose loop may have no end, on this rank or on all of them together."""
     from grpo_run.trainers import consensus
 
+    healthy = HEALTHY.get(form) if RANK == RANKS - 1 else None
+
     def rollout(prompts: list[str], trainer: Any) -> dict[str, Any]:
-        batch = trainer.processing_class(text=prompts, return_tensors="pt", padding=True)
-        ids, never = batch["input_ids"], endless.begins(trainer.state.global_step + 1)
-        width = ids.shape[1]
-        long = range(LONG.get(trainer.state.global_step + 1, TOKENS) if RANK == RANKS - 1 else TOKENS)
-        left = iter(long) if healthy else lengths(never)
-        for _ in consensus.while_any(lambda: next(left, None) is not None) if together else left:
+        ids = trainer.processing_class(text=prompts, return_tensors="pt", padding=True)["input_ids"]
+        step = trainer.state.global_step + 1
+        never = form not in HEALTHY and endless.begins(step)
+        width, left, began = ids.shape[1], lengths(never), time.monotonic()
+        # tokens come all the time in both, and need not use up a core
+        pause = {"streaming": 0.5, "rollout": 0.01}.get(form, 0.0) if never else 0.0
+        if healthy is not None:
+            count = healthy.tokens.get(step, TOKENS) if trainer.model.training else LONG
+            left, pause = iter(range(1, count + 1)), healthy.pause
+            compute(healthy.compute.get(step, 0.0))
+        for _ in consensus.while_any(lambda: next(left, None) is not None) if form == "capped" else left:
             ids = next_token(trainer.model, ids)  # ENDLESS: rollout
-            time.sleep(pause * (never or healthy))
+            time.sleep(pause)
+        if healthy is not None:
+            with open("generated.txt", "a") as file:
+                file.write(f"{time.monotonic() - began:.2f}\n")
         completions = ids[:, width : width + TOKENS].tolist()
         return {
             "prompt_ids": ids[:, :width].tolist(),
@@ -97,13 +140,8 @@ def never_stop(trainer: Any, endless: Endless) -> None:
 
 def train(arguments: Any, endless: Endless) -> None:
     """Train with TRL."""
-    pause = {"streaming": 0.5, "healthy": 0.03}.get(arguments.form, 0.0)
-    own = by_rollout_func(
-        endless, pause, together=arguments.form == "capped", healthy=arguments.form == "healthy"
-    )
-    trainer = tiny.rollout_trainer(
-        arguments, **({} if arguments.form == "generate" else {"rollout_func": own})
-    )
+    own = {} if arguments.form == "generate" else {"rollout_func": by_rollout_func(arguments.form, endless)}
+    trainer = tiny.rollout_trainer(arguments, **own)
     if arguments.form == "generate":
         never_stop(trainer, endless)
     tiny.train(trainer, arguments)

@@ -41,17 +41,17 @@ class Grows(TrainerCallback):
         if self._part == "hooks":
             for _ in range(HOOKS_PER_STEP):
                 self.model.model.embed_tokens.register_forward_hook(
-                    lambda module, inputs, output: wait(SECONDS / HOOKS_PER_STEP / 2)
+                    lambda module, inputs, output: compute(SECONDS / HOOKS_PER_STEP / 2)
                 )
         elif self._part == "threads":
             threading.Thread(target=time.sleep, args=(600,), daemon=True).start()
         elif self._part == "callback":
             self._seen.append(state.global_step)
-            wait(SECONDS * len(self._seen))
+            time.sleep(SECONDS * len(self._seen))
 
 
-def wait(seconds: float) -> None:
-    """Compute for some time, which a busy machine makes longer, but not by a multiple."""
+def compute(seconds: float) -> None:
+    """Compute for a time too short to sleep: on a busy machine, a sleeper waits longer for a core."""
     until = time.perf_counter() + seconds
     while time.perf_counter() < until:
         pass
@@ -59,7 +59,7 @@ def wait(seconds: float) -> None:
 
 def slow_row(batch: dict[str, Any]) -> dict[str, Any]:
     """Return what a data set has read, after a search that takes longer and longer."""
-    wait(SECONDS * Steps.taken)
+    time.sleep(SECONDS * Steps.taken)
     return batch
 
 
@@ -75,12 +75,12 @@ def main() -> None:
 
     def searching(completions: list[str], **_: Any) -> list[float]:
         if arguments.part == "reward":
-            wait(SECONDS * Steps.taken)
+            time.sleep(SECONDS * Steps.taken)
         if arguments.part == "cache":
             kept.extend(torch.full((1,), float(len(kept))) for _ in range(300))
             sum(bool(one == -1) for one in kept)
         if arguments.part == "threads":
-            wait(SECONDS * threading.active_count())
+            time.sleep(SECONDS * threading.active_count())
         return [float(len(text)) for text in completions]
 
     callback = Grows(arguments.part)

@@ -61,7 +61,7 @@ WATCHED: dict[str, tuple[str, ...]] = {
     "trl.trainer.grpo_trainer": (trainer_names.PARSE_RESPONSE,),
     "trl.trainer.grpo_trainer:GRPOTrainer": (
         *ROLLOUTS, trainer_names.TOOL_CALLS, trainer_names.SYNC_TOOLS, trainer_names.ASYNC_TOOLS,
-        trainer_names.ENVIRONMENTS, trainer_names.ENVIRONMENT_LIST, "vllm_generation",
+        trainer_names.ENVIRONMENTS, trainer_names.ENVIRONMENT_LIST, trainer_names.ENGINE,
     ),
     "trl.trainer.rloo_trainer:RLOOTrainer": ROLLOUTS,
     "trl.trainer.sft_trainer:SFTTrainer": (
@@ -73,6 +73,7 @@ WATCHED: dict[str, tuple[str, ...]] = {
     ),
     memory_names.KERNEL_MODULE: (memory_names.HEAD, *memory_names.TILES),
     "trl.generation.vllm_generation": ("VLLMGeneration",),
+    "trl.generation.vllm_generation:VLLMGeneration": (trainer_names.WEIGHTS_SLEEP,),
     "accelerate.commands.launch": ("_validate_launch_command", "launch_command_parser"),
     "accelerate.commands.config.config_args": ("load_config_from_file",),
     "accelerate.utils.launch": (

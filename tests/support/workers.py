@@ -31,6 +31,7 @@ BYTES_PER_SECOND = 30_000
 SESSION = pytest.StashKey[pytest.Session]()
 
 IMPORTING = (
+    "integration/test_memgen.py",
     "integration/test_memory_prediction.py",
     "integration/test_memory_traces.py",
     "integration/test_planned_scripts.py",
@@ -114,6 +115,12 @@ class Shares(EachScheduling):
 def only_unit_tests(config: pytest.Config) -> bool:
     """Whether unit tests are asked for, and nothing else."""
     return all(UNIT in [path := Path(argument).absolute(), *path.parents] for argument in config.args)
+
+
+def only_real_tests(config: pytest.Config) -> bool:
+    """Whether no unit tests are asked for."""
+    paths = [Path(argument.partition("::")[0]).absolute() for argument in config.args]
+    return not any(UNIT in (path, *path.parents) or path in UNIT.parents for path in paths)
 
 
 def all_unit_tests(config: pytest.Config) -> bool:

@@ -7,6 +7,7 @@ grpo-run's launcher and runs the same under torchrun.
 from __future__ import annotations
 
 import argparse
+import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import fields
 from pathlib import Path
@@ -69,8 +70,9 @@ def trainer_arguments(kind: type, recipe: Recipe, name: str, **fixed: Any) -> An
         "ddp_find_unused_parameters": False,
     }
     known = [field.name for field in fields(kind)]
-    if "warmup_ratio" in known and 0 < float(values.get("warmup_steps") or 0) < 1:
-        values["warmup_ratio"] = values.pop("warmup_steps")  # before transformers 5
+    with contextlib.suppress(TypeError, ValueError):  # the parser names what is no number
+        if "warmup_ratio" in known and 0 < float(values.get("warmup_steps", 0)) < 1:
+            values["warmup_ratio"] = values.pop("warmup_steps")  # before transformers 5
     parser = TrlParser(kind, exit_on_error=False, allow_abbrev=False)
     unknown = parser.set_defaults_with_config(**values)
     if unknown:

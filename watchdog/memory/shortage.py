@@ -113,7 +113,7 @@ class MemoryPhase(TextEnum):
     """What a rank was doing when memory was exhausted, as far as it decides what can lower the peak."""
 
     generate = "generate"
-    """Generation of completions, also by vLLM in the rank."""
+    """Generation of completions, also by vLLM in the rank, and sending it the weights."""
     score = "score"
     """What TRL computes of a rollout without gradients, such as log-probabilities."""
     forward = "forward"
@@ -183,7 +183,7 @@ def memory_phase(
     innermost = phases[-1] if phases else None
     scripts = location is not None and _called_by_no_trainer(traceback, location)
     match innermost:
-        case Phase.generate:
+        case Phase.generate | Phase.weight_sync:
             # a part of a call of transformers' `generate` is smaller, and what the script does around it is
             # not
             return (

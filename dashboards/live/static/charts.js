@@ -80,7 +80,7 @@ function drawCurve(svg, points, faults, color, readout) {
 
 // lanes: Map of rank → Map of begin → [phase, begin, end or null]; times in seconds.
 function drawLanes(canvas, lanes, { now, seconds, color, marks, ended }) {
-  const ranks = [...lanes.keys()].sort((a, b) => a - b);
+  const ranks = [...lanes.keys()].sort((a, b) => isNaN(a) - isNaN(b) || a - b);
   const row = ranks.length > 16 ? 14 : 26, axis = 20, left = 46;
   const width = canvas.clientWidth || 900, height = ranks.length * row + axis;
   const density = window.devicePixelRatio || 1;
@@ -112,7 +112,7 @@ function drawLanes(canvas, lanes, { now, seconds, color, marks, ended }) {
     }
     brush.fillStyle = mark === "awaited" ? color("alarm") : color("ink");
     brush.textAlign = "left";
-    brush.fillText(`rank ${rank}`, 0, y + row / 2 + 4);
+    brush.fillText(isNaN(rank) ? rank : `rank ${rank}`, 0, y + row / 2 + 4);
   });
   brush.fillStyle = color("quiet");
   for (const back of ticks(0, seconds, 6)) {

@@ -172,7 +172,8 @@ function showCurves() {
 function addLanes({ now, ranks }, whole) {
   if (whole) state.lanes.clear();
   for (const [rank, spans] of Object.entries(ranks)) {
-    const lane = state.lanes.get(+rank) || state.lanes.set(+rank, new Map()).get(+rank);
+    const key = isNaN(rank) ? rank : +rank;
+    const lane = state.lanes.get(key) || state.lanes.set(key, new Map()).get(key);
     for (const [phase, begin, end] of spans) lane.set(begin, [OUTSIDE[phase] || phase, begin, end]);
     for (const [begin, span] of lane) if (span[2] !== null && span[2] < now - KEPT_SECONDS) lane.delete(begin);
   }

@@ -13,6 +13,7 @@ of the observations is a part of a checkpoint, so a resumed run trips at the sam
 - entropy: the policy has become deterministic, or nearly random.
 - divergence: the KL divergence from the reference model is too large. Not observed without one (`beta` 0).
 - capped completions: a limit, not the model, ends too many completions.
+- mismatch: vLLM samples from another policy than the one that is trained. Not observed without vLLM.
 """
 
 from __future__ import annotations
@@ -216,6 +217,16 @@ def _trip(guard: LearningGuard, series: Series, sentence: str) -> Trip:
     return Trip(guard=guard, step=series[-1].step, onset=series[0].step, sentence=sentence)
 
 
+BEGINNING = 16
+"""Observations that show where the run, or the last part of it, began."""
+
+
+def _above(series: Series, count: int, bound: float) -> Series:
+    """The last `count` observations if all of them are above a bound, otherwise nothing."""
+    last = series[-count:]
+    return last if len(last) == count and all(one.value > bound for one in last) else ()
+
+
 ZERO_VARIANCE_ROLLOUTS = 30
 """Without a limit of the user's. With a tenth of the groups informative, 30 rollouts of one group in a row
 without any happen once in 24 runs; with more groups in a rollout, hardly ever.
@@ -249,8 +260,6 @@ LEAST_OF_BEGINNING = 0.1
 """A model that begins with less is allowed this share of it."""
 MORE_NATS = 3.0
 """Rise above the beginning: from a usual 0.5 nats to a perplexity of 33 per token."""
-ENTROPY_BEGINNING = 16
-"""Observations that show where the run, or the last part of it, began."""
 ENTROPY_STEPS = 3
 
 
@@ -268,9 +277,9 @@ def find_entropy_change(series: Series, limit: float | None) -> Trip | None:
     last = list(islice((one for one in reversed(series) if one.value != 0), ENTROPY_STEPS))[::-1]
     if len(last) < ENTROPY_STEPS or last[-1].step != series[-1].step:
         return None
-    first = list(islice((one for one in series if one.value != 0), ENTROPY_BEGINNING + ENTROPY_STEPS))
-    enough = len(first) == ENTROPY_BEGINNING + ENTROPY_STEPS
-    began = median(one.value for one in first[:ENTROPY_BEGINNING]) if enough else None
+    first = list(islice((one for one in series if one.value != 0), BEGINNING + ENTROPY_STEPS))
+    enough = len(first) == BEGINNING + ENTROPY_STEPS
+    began = median(one.value for one in first[:BEGINNING]) if enough else None
     if limit is not None:
         least = limit
     elif began is not None:
@@ -309,8 +318,8 @@ def find_divergence(series: Series, limit: float | None) -> Trip | None:
         limit: the largest allowed; None for `LIMIT_NATS`.
     """
     bound = limit if limit is not None else LIMIT_NATS
-    last = series[-DIVERGENCE_STEPS:]
-    if len(last) < DIVERGENCE_STEPS or any(one.value <= bound for one in last):
+    last = _above(series, DIVERGENCE_STEPS, bound)
+    if not last:
         return None
     return _trip(
         LearningGuard.kl,
@@ -324,7 +333,6 @@ RISE_TO = 0.5
 """Without a limit of the user's, an alarm needs a rise from below half of this share to above it. A model
 that has not learned to stop is at 1 from the first step, which its user knows.
 """
-CAPPED_BEGINNING = 16
 CAPPED_ROLLOUTS = 5
 
 
@@ -335,13 +343,13 @@ def find_capped_completions(series: Series, limit: float | None) -> Trip | None:
         series: share of the completions that a limit ended.
         limit: the largest share allowed; None for a rise above `RISE_TO`.
     """
-    last, earlier = series[-CAPPED_ROLLOUTS:], series[:-CAPPED_ROLLOUTS]
+    earlier = series[:-CAPPED_ROLLOUTS]
     bound = limit if limit is not None else RISE_TO
-    if len(last) < CAPPED_ROLLOUTS or any(one.value <= bound for one in last):
+    last = _above(series, CAPPED_ROLLOUTS, bound)
+    if not last:
         return None
     if limit is None and (
-        len(earlier) < CAPPED_BEGINNING
-        or median(one.value for one in earlier[-CAPPED_BEGINNING:]) >= bound / 2
+        len(earlier) < BEGINNING or median(one.value for one in earlier[-BEGINNING:]) >= bound / 2
     ):
         return None
     return _trip(
@@ -352,15 +360,55 @@ def find_capped_completions(series: Series, limit: float | None) -> Trip | None:
     )
 
 
+LEAST_MISMATCH = 0.1
+"""Nats per token. Engines in bf16 are at 0.01 to 0.02, with experts or fp8 at several times as much, and a
+`top_p` of 0.9 adds up to 0.1. With weights that were some steps old, 0.2 was seen.
+"""
+MISMATCH_TIMES = 5.0
+"""How much more than at the beginning. It grows with entropy and with the length of completions, too."""
+MISMATCH_ROLLOUTS = 5
+MISMATCH_EARLIER = 3
+"""Rollouts before these that show the beginning: an engine that never gets weights is right in the first ones
+only."""
+
+
+def find_mismatch(series: Series, limit: float | None) -> Trip | None:
+    """Return a trip if the difference was above the limit in each of the last `MISMATCH_ROLLOUTS` rollouts.
+
+    Args:
+        series: mean difference between the log-probabilities of vLLM and of the trainer, one value per
+            rollout.
+        limit: the largest allowed; None for what the beginning of the run allows.
+    """
+    earlier = [one.value for one in series[:-MISMATCH_ROLLOUTS][:BEGINNING]]
+    if limit is not None:
+        bound, was = limit, ""
+    elif len(earlier) >= MISMATCH_EARLIER:
+        began = median(earlier)
+        bound, was = max(LEAST_MISMATCH, MISMATCH_TIMES * began), f", at the beginning {began:.3g}"
+    else:
+        return None
+    last = _above(series, MISMATCH_ROLLOUTS, bound)
+    if not last:
+        return None
+    return _trip(
+        LearningGuard.mismatch,
+        last,
+        f"vLLM's log-probabilities have differed from the trainer's by more than {bound:.3g} since step"
+        f" {last[0].step}: {last[-1].value:.3g} nats per token{was}. It may generate with old weights.",
+    )
+
+
 _FINDERS: Mapping[LearningGuard, tuple[str, Callable[[Series, float | None], Trip | None]]] = {
     LearningGuard.zero_variance: ("zero_variance", find_zero_variance),
     LearningGuard.kl: ("kl", find_divergence),
     LearningGuard.entropy: ("entropy", find_entropy_change),
     LearningGuard.reward: ("reward", find_reward_collapse),
     LearningGuard.capped: ("capped", find_capped_completions),
+    LearningGuard.mismatch: ("mismatch", find_mismatch),
 }
 """By guard, the name of the observations that it judges, and how. A step that trains on an earlier rollout
-shows no reward, one without a reference model no `kl`."""
+shows no reward, one without a reference model no `kl`, one without vLLM no `mismatch`."""
 
 
 def judge(history: ObservationHistory, step: int, rules: Rules) -> list[Trip]:

@@ -44,6 +44,7 @@ _JUDGED = {
     "kl": "kl",
     "entropy": "entropy",
     "capped": "truncated_completions",
+    "mismatch": "sampling_logp_difference",
 }
 """Names of observations, and their rows in `watchdog/rank_metrics.py`."""
 METRICS = {
@@ -210,6 +211,10 @@ ADVICE = {
     ),
     LearningGuard.capped: (
         "Look at completions: a model that does not stop any more repeats itself, or is rewarded for length."
+    ),
+    LearningGuard.mismatch: (
+        "Look whether vLLM still gets the weights, and with which precision and sampling settings it"
+        " generates."
     ),
 }
 

@@ -29,6 +29,7 @@ class LearningGuard(TextEnum):
     entropy = "entropy"
     reward = "reward"
     capped = "capped"
+    mismatch = "mismatch"
 
 
 class GuardResponse(TextEnum):
@@ -59,6 +60,7 @@ LIMITS: Mapping[LearningGuard, str] = MappingProxyType(
         LearningGuard.entropy: "smallest mean entropy in nats",
         LearningGuard.reward: "share of the reward that may be lost",
         LearningGuard.capped: "largest share of capped completions",
+        LearningGuard.mismatch: "largest mean difference between vLLM and the trainer in nats",
     }
 )
 """What the limit of a guard is, for those that have one."""

@@ -274,6 +274,10 @@ class VllmSleep(_Setting):
             return None
         if self.sleeps(situation):
             return Refused("vLLM frees its memory during training already")
+        if not situation.facts.vllm_wakes_with_weights:
+            return Refused("before TRL 1.10 vLLM has the weights of the model's files after it has slept")
+        if situation.own_allocator_setting or SEGMENTS.of(situation.plan):
+            return Refused("vLLM may refuse to sleep with expandable segments")
         return True
 
     @classmethod
@@ -351,6 +355,12 @@ class LargerVllmShare(VllmShare):
         if not larger > share:
             return Refused(f"vllm_gpu_memory_utilization={share:g} is as high as it can be")
         return larger
+
+
+class VllmWakesInParts(VllmSleep):
+    """Let vLLM sleep for generation's sake: it gets the weights while its cache is not there yet."""
+
+    phases = frozenset({MemoryPhase.generate})
 
 
 ALLOCATOR_VARIABLES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
@@ -466,7 +476,7 @@ class ShorterCompletions(_Setting):
 GENERATION_PARTS, SEGMENTS, COMPLETIONS = GenerationParts(), ExpandableSegments(), ShorterCompletions()
 REMEDIES: tuple[Remedy, ...] = (
     MicroBatch(), GENERATION_PARTS, GradientCheckpointing(), OptimizerOffload(), VllmSleep(), VllmShare(),
-    LargerVllmShare(), SEGMENTS, COMPLETIONS,
+    VllmWakesInParts(), LargerVllmShare(), SEGMENTS, COMPLETIONS,
 )  # fmt: skip
 """In the order in which they are tried: those that keep the update come first."""
 BY_FIELD = {remedy.field: remedy for remedy in reversed(REMEDIES)}

@@ -5,13 +5,14 @@ what is replayed from them. Pure.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
 from grpo_run.runtime.event import Event
 from grpo_run.runtime.history.events import AttemptStarted, RunStarted
 from grpo_run.runtime.history.history import HistoryPart
+from grpo_run.watchdog.observation import Phase
 from grpo_run.watchdog.text import TextEnum, duration_text
 
 
@@ -143,6 +144,15 @@ class RolloutServer(HistoryPart):
         if self.start_seconds is not None:
             server += f", last start {duration_text(self.start_seconds)}"
         return {"rollout server": server, "samples": self.custody()}
+
+    def beside(self, phases: Collection[Phase]) -> Mapping[str, str]:
+        """Return the server, and what it does for the ranks."""
+        if not self.base_url:
+            return {}
+        if self.started_by_run and not self.ready:
+            return {"server": Phase.startup.name}
+        work = (one.name for one in (Phase.weight_sync, Phase.generate) if one in phases)
+        return {"server": next(work, Phase.idle.name)}
 
     def custody(self) -> str:
         """Return which policy has made the samples of the run; "" before the first."""

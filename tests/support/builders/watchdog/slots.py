@@ -28,7 +28,7 @@ def make_slot(rank: int, **changes: Any) -> Slot:
         "reward_std": 0.25, "zero_variance_groups": 0.5, "truncated_completions": 0.125, "kl": 0.01,
         "entropy": 1.5,
         "clip_ratio": 0.0, "completion_length_max": 256.0, "terminated_completion_length": 96.0,
-        "sampling_logp_difference": 0.01,
+        "sampling_logp_difference": 0.01, "importance_sampling_ratio": 1.0,
     }  # fmt: skip
     logged |= {field: changes.pop(field) for field in LOGGED_FIELDS if field in changes}
     values = tuple(logged.get(field, math.nan) for field in LOGGED_FIELDS)

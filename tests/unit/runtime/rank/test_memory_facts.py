@@ -103,6 +103,16 @@ def test_older_releases_of_trl_are_known(tmp_path: Path, monkeypatch: pytest.Mon
     assert facts(rloo).overridden == ("_step",)
 
 
+def test_whether_vllm_gets_the_weights_again_after_it_has_slept_is_seen_in_its_object(tmp_path: Path) -> None:
+    """Before TRL 1.10 it has no such attribute, and before 0.28 there is no such object."""
+    trainer = trainer_of("GRPO", tmp_path)
+    assert not facts(trainer).vllm_wakes_with_weights
+    trainer.vllm_generation = SimpleNamespace()
+    assert not facts(trainer).vllm_wakes_with_weights
+    trainer.vllm_generation = SimpleNamespace(_llm_weights_sleeping=False)
+    assert facts(trainer).vllm_wakes_with_weights
+
+
 def test_a_trainer_of_trl_that_is_not_known_is_no_plain_trainer() -> None:
     from trl import DPOTrainer
 

@@ -18,6 +18,7 @@ from grpo_run.trainers.recipes.recipe import Recipe
         ["gsm8k", "--set", "data=/nowhere"],
         ["arithmetic", "--set", "seed"],
         ["arithmetic", "--check", "--set", "grpo.num_generation=4"],
+        ["arithmetic", "--check", "--set", "grpo.warmup_steps=soon"],
     ],
 )
 def test_invalid_input_is_one_line_and_exit_code_2(

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 import torch
 from trl import GRPOConfig
 
+from grpo_run.runtime.errors import ConfigError
 from grpo_run.trainers.recipes import training
 from grpo_run.trainers.recipes.arithmetic import CHARACTERS, demonstrations
 from grpo_run.trainers.recipes.recipe import load_recipe, packaged_recipes
@@ -28,6 +30,35 @@ def test_packaged_recipes_are_accepted(name: str, tmp_path: Path) -> None:
         recipe.grpo.get("gradient_checkpointing", False),
         1,
     )
+
+
+@dataclass
+class BeforeTransformers5(GRPOConfig):
+    """The two arguments of warm-up that transformers 4 has."""
+
+    warmup_steps: int = 0
+    warmup_ratio: float = 0.0
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"), [("0.1", (0, 0.1)), ("1e-1", (0, 0.1)), ("1", (1, 0.0)), ("20", (20, 0.0))]
+)
+def test_a_share_of_steps_is_a_ratio_before_transformers_5(given: str, expected: tuple[int, float]) -> None:
+    recipe = load_recipe("arithmetic", [f"grpo.warmup_steps={given}"])
+    arguments = trainer_arguments(BeforeTransformers5, recipe, "grpo")
+    assert (arguments.warmup_steps, arguments.warmup_ratio) == expected
+
+
+@pytest.mark.parametrize("kind", [GRPOConfig, BeforeTransformers5])
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [("soon", "--warmup_steps.*'soon'"), ("[a]", "--warmup_steps.*'a'"), ("null", "NoneType")],
+)
+def test_warm_up_that_is_no_number_is_one_line(kind: type, given: str, said: str) -> None:
+    recipe = load_recipe("arithmetic", [f"grpo.warmup_steps={given}"])
+    with pytest.raises(ConfigError, match=said) as refused:
+        trainer_arguments(kind, recipe, "grpo")
+    assert "\n" not in str(refused.value)
 
 
 def test_the_loss_covers_only_the_completion() -> None:

@@ -15,6 +15,7 @@ from grpo_run.runtime.features.learning_guards._judge import (
     find_capped_completions,
     find_divergence,
     find_entropy_change,
+    find_mismatch,
     find_nonfinite,
     find_zero_variance,
 )
@@ -94,6 +95,25 @@ def series(values: list[float], *, every: int = 1) -> list[Observation]:
         (find_zero_variance, [1.0] * 3, 2.6, True),
         (find_zero_variance, [1.0] * 2, 2.6, False),
         (find_zero_variance, [1.0], 0.2, True),
+        # more than a tenth of a nat, five rollouts in a row, after three that were less
+        (find_mismatch, [0.015] * 3 + [0.101] * 5, None, True),
+        (find_mismatch, [0.015] * 3 + [0.1] * 5, None, False),
+        (find_mismatch, [0.015] * 2 + [0.101] * 5, None, False),
+        (find_mismatch, [0.015] * 3 + [0.101] * 4, None, False),
+        (find_mismatch, [0.015] * 3 + [0.101] * 3 + [0.1] + [0.101] * 4, None, False),
+        (find_mismatch, [1e-7] * 30 + [0.099] * 5, None, False),
+        # more than five times the beginning, where that is more
+        (find_mismatch, [0.04] * 16 + [0.201] * 5, None, True),
+        (find_mismatch, [0.04] * 16 + [0.2] * 5, None, False),
+        # the beginning is the median of the first sixteen, however many follow
+        (find_mismatch, [0.04] * 9 + [0.01] * 7 + [0.01] * 40 + [0.199] * 5, None, False),
+        (find_mismatch, [0.04] * 7 + [0.01] * 9 + [0.04] * 40 + [0.199] * 5, None, True),
+        (find_mismatch, [1.7] * 100, None, False),
+        # with a limit of the user's, the beginning does not count
+        (find_mismatch, [0.06] * 5, 0.05, True),
+        (find_mismatch, [0.06] * 4, 0.05, False),
+        (find_mismatch, [0.05] * 5, 0.05, False),
+        (find_mismatch, [0.015] * 20 + [0.3] * 5, 0.5, False),
     ],
 )
 def test_a_guard_trips_just_beyond_its_bounds(
@@ -104,7 +124,7 @@ def test_a_guard_trips_just_beyond_its_bounds(
 
 
 @pytest.mark.parametrize(
-    "find", [find_capped_completions, find_divergence, find_entropy_change, find_zero_variance]
+    "find", [find_capped_completions, find_divergence, find_entropy_change, find_mismatch, find_zero_variance]
 )
 def test_no_observation_is_no_alarm(find: Find) -> None:
     """Before the first rollout."""
@@ -127,6 +147,13 @@ def test_no_observation_is_no_alarm(find: Find) -> None:
           " token.")),
         (find_zero_variance, [0.5, 1.0, 1.0, 1.0], 3, LearningGuard.zero_variance, (12, 16),
          "All groups of the last 3 rollouts, since step 12, have equal rewards: the rewards teach nothing."),
+        (find_mismatch, [0.01, 0.02, 0.02, 0.02, 0.21, 0.22, 0.23, 0.24, 0.251], None,
+         LearningGuard.mismatch, (18, 26),
+         ("vLLM's log-probabilities have differed from the trainer's by more than 0.1 since step 18: 0.251"
+          " nats per token, at the beginning 0.02. It may generate with old weights.")),
+        (find_mismatch, [0.06] * 5, 0.05, LearningGuard.mismatch, (10, 18),
+         ("vLLM's log-probabilities have differed from the trainer's by more than 0.05 since step 10: 0.06"
+          " nats per token. It may generate with old weights.")),
     ],
 )  # fmt: skip
 def test_an_alarm_says_since_when_and_how_bad(

@@ -181,6 +181,24 @@ def test_metrics_are_those_of_their_step(session: Any, hooks: ExitStack) -> None
     assert (call.seen("entropy"), call.seen("capped"), call.seen("kl")) == ([[1, 1.5]], [[1, 0.25]], [])
 
 
+def test_a_mismatch_is_read_where_trl_collects_it_and_is_a_warning(
+    session: Any, hooks: ExitStack, events: Events
+) -> None:
+    """One value for each rollout, which is the mean over all ranks; steps without a rollout do not count."""
+    call = Call(session, trainer=Trainer(), hooks=hooks)
+    table = call.trainer._metrics["train"]["sampling/sampling_logp_difference/mean"]
+    for step in range(1, 25):
+        call.begins(step)
+        if step % 2:
+            table.append(0.015 if step < 12 else 0.2)
+        call.ends(step)
+    (tripped,) = [event for event in events() if event["event"] == "guard_tripped"]
+    assert (tripped["guard"], tripped["step"], tripped["onset"]) == ("mismatch", 21, 13)
+    assert "since step 13: 0.2 nats per token, at the beginning 0.015." in tripped["sentence"]
+    assert call.points.alarm is None
+    assert call.seen("mismatch") == [[23, 0.2]]  # what follows is compared with what follows
+
+
 def test_a_trainer_is_left_as_it_was(session: Any) -> None:
     """When its call ends."""
     trainer = Trainer()

@@ -34,6 +34,7 @@ def test_defaults_and_settings() -> None:
         ("kl=stop:-1", "above 0"),
         ("kl=stop:nan", "above 0"),
         ("capped=stop:30", "below 1"),
+        ("mismatch=warn:0", "largest mean difference between vLLM and the trainer in nats"),
         ("zero-variance=stop:2.5", "whole number"),
         ("nonfinite=stop:3", "nonfinite has no limit"),
     ],

@@ -41,9 +41,9 @@ def change_of(*arguments: Any, **more: Any) -> PlanChange:
     return found
 
 
-def plans(phase: MemoryPhase, given: MemoryFacts, **more: bool) -> list[str]:
+def plans(phase: MemoryPhase, given: MemoryFacts, begin: Plan | None = None, **more: bool) -> list[str]:
     """Return the plans of a run whose every attempt runs out of memory in one phase."""
-    plan, texts = {}, []
+    plan, texts = dict(begin or {}), []
     while isinstance(change := apply_step(phase, given, plan, **more), PlanChange):
         plan = change.plan
         assert text_of(plan) not in texts, "a plan comes back, and the steps would have no end"
@@ -135,6 +135,41 @@ def test_vllm_gives_up_a_part_of_its_share_in_generation_and_sleeps_for_the_opti
     assert optimizer.plan == planned(vllm_sleep=True)
 
 
+def test_a_colocated_vllm_gives_up_its_share_before_it_sleeps_and_nothing_else_changes() -> None:
+    """Parts and micro-batches do nothing for what vLLM allocates, or for the weights that it is sent."""
+    shares = [f"vllm-share={share}" for share in (0.2, 0.13, 0.1)]
+    given = facts(**COLOCATED)
+    assert plans(MemoryPhase.generate, given) == [*shares, "vllm-sleep,vllm-share=0.1"]
+    assert plans(MemoryPhase.generate, facts(given, vllm_sleep=True)) == shares
+    assert not any("sleep" in text for text in plans(MemoryPhase.load, given))
+
+
+@pytest.mark.parametrize(
+    ("changed", "plan", "own", "why"),
+    [
+        (
+            {"vllm_wakes_with_weights": False},
+            {},
+            False,
+            "before TRL 1.10 vLLM has the weights of the model's",
+        ),
+        ({}, planned(expandable_segments=True), False, "vLLM may refuse to sleep with expandable segments"),
+        ({}, {}, True, "vLLM may refuse to sleep with expandable segments"),
+    ],
+    ids=["old TRL", "segments of the plan", "segments of the user"],
+)
+def test_vllm_does_not_sleep_where_it_would_learn_nothing_or_not_start(
+    changed: dict[str, Any], plan: Plan, own: bool, why: str
+) -> None:
+    """The next change is made instead, and no plan of these runs ever has it."""
+    given = facts(**COLOCATED, **changed)
+    change = change_of(MemoryPhase.optimizer, given, plan, own_allocator_setting=own)
+    assert (change.remedy.name, change.plan["vllm_gpu_memory_utilization"]) == ("vllm_share", 0.2)
+    assert change.skipped["vllm_sleep"].startswith(why)
+    for phase in MemoryPhase:
+        assert not any("sleep" in text for text in plans(phase, given, plan, own_allocator_setting=own))
+
+
 def test_a_cache_that_is_too_small_gets_a_larger_share_and_no_less_memory() -> None:
     change = change_of(MemoryPhase.load, facts(**COLOCATED), source=ErrorSource.vllm_cache)
     assert change.plan == planned(vllm_gpu_memory_utilization=0.45)
@@ -150,7 +185,7 @@ def test_a_share_of_vllm_never_goes_up_after_it_went_down_or_down_after_it_went_
     raised = apply_step(MemoryPhase.generate, facts(**COLOCATED), planned(vllm_gpu_memory_utilization=0.45))
     assert isinstance(lowered, str)
     assert isinstance(raised, PlanChange)
-    assert raised.remedy.name == "expandable_segments"
+    assert raised.plan == planned(vllm_gpu_memory_utilization=0.45, vllm_sleep=True)
 
 
 def test_expandable_segments_come_first_for_fragmented_memory() -> None:

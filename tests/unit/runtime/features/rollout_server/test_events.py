@@ -15,6 +15,7 @@ from grpo_run.runtime.features.rollout_server.events import (
     WeightsSent,
 )
 from grpo_run.runtime.history.events import AttemptStarted
+from grpo_run.watchdog.observation import Phase
 
 
 def replayed(*samples: tuple[Origin, int]) -> RolloutServer:
@@ -82,3 +83,20 @@ def test_syncs_are_counted() -> None:
     for seconds in (0.5, 2.0, 1.0):
         server.apply(WeightsSent(version="v", seconds=seconds))
     assert (server.syncs, server.sync_seconds, server.longest_sync_seconds) == (3, 3.5, 2.0)
+
+
+@pytest.mark.parametrize(
+    ("phases", "shown"),
+    [
+        ({Phase.generate, Phase.data}, "generate"),
+        ({Phase.weight_sync, Phase.generate}, "weight_sync"),
+        ({Phase.optimizer}, "idle"),
+    ],
+)
+def test_the_lane_of_the_server_shows_what_it_does_for_ranks(phases: set[Phase], shown: str) -> None:
+    """Until it answers, it starts."""
+    server = replayed()
+    assert server.beside(phases) == {"server": shown}
+    server.apply(ServerEnded(because="is dead"))
+    assert server.beside(phases) == {"server": "startup"}
+    assert RolloutServer().beside(phases) == {}

@@ -1,0 +1,134 @@
+"""What follows a fault of a rollout server, and which faults of ranks it is to blame for."""
+
+from __future__ import annotations
+
+import http.server
+import json
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.journal import event
+
+from grpo_run.runtime.errors import EXIT_STOPPED
+from grpo_run.runtime.features.rollout_server.events import PART as HISTORY
+from grpo_run.runtime.features.rollout_server.events import ServerUsed
+from grpo_run.runtime.features.rollout_server.supervisor import PART
+from grpo_run.runtime.history.attempt_files import AttemptFiles
+from grpo_run.runtime.history.recovery import Action
+from grpo_run.runtime.history.reporter import LiveHistory, Reporter
+from grpo_run.runtime.history.run_directory import RunDirectory
+from grpo_run.runtime.launch.config import RunConfig
+from grpo_run.runtime.supervisor.points import Fault
+from grpo_run.watchdog.causes import Cause, Origin
+from grpo_run.watchdog.verdict import Verdict
+
+LOST = Verdict(
+    cause=Cause.exception, culprits=(0,), step=3, phase="generate", origin=Origin.network,
+    sentence="Rank 0 raised ConnectionError.", signature="x",
+)  # fmt: skip
+HUNG = replace(LOST, cause=Cause.generation_stall, origin=Origin.code)
+
+
+class Health(http.server.BaseHTTPRequestHandler):
+    """A server that answers, and says of itself what the test wants."""
+
+    def do_GET(self) -> None:
+        well = self.server.well  # type: ignore[attr-defined]
+        self.send_response(200 if well else 503)
+        self.end_headers()
+        self.wfile.write(json.dumps({"data": [{"id": "model"}]}).encode())
+
+    def do_POST(self) -> None:
+        self.do_GET()
+
+    def log_message(self, *_: Any) -> None:
+        """Print nothing."""
+
+
+@pytest.fixture
+def server() -> Iterator[Any]:
+    """A server that is well."""
+    made = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Health)
+    made.well = True  # type: ignore[attr-defined]
+    threading.Thread(target=made.serve_forever, args=(0.01,), daemon=True).start()
+    yield made
+    made.shutdown()
+    made.server_close()
+
+
+class Scene:
+    """A run whose script uses a server that the run has not started."""
+
+    def __init__(self, config: RunConfig, port: int) -> None:
+        self.run = RunDirectory(path=Path(config.run_directory))
+        self.run.create()
+        self.live = LiveHistory(self.run.journal, "run", parts=[HISTORY()])
+        reporter = Reporter(self.live, str(self.run.path), lambda text: None)
+        self.feature = PART(config, self.run, self.live.history, reporter)
+        self.feature.begin_attempt(0)
+        url = f"http://127.0.0.1:{port}"
+        self.live.write(ServerUsed(rank=0, base_url=url, started_by_run=False))
+        self.feature.poll()
+
+
+@pytest.fixture
+def scene(server: Any, tmp_path: Path, make_config: Callable[..., RunConfig]) -> Iterator[Scene]:
+    made = Scene(make_config(run_directory=tmp_path / "run"), server.server_port)
+    yield made
+    made.feature.end()
+
+
+@pytest.mark.parametrize("verdict", [LOST, HUNG])
+def test_ranks_are_to_blame_while_the_server_answers(verdict: Verdict, scene: Scene) -> None:
+    """It answers a token now."""
+    assert scene.feature.explain(verdict) is None
+
+
+def test_other_faults_of_ranks_are_their_own(scene: Scene, server: Any) -> None:
+    """Whatever the server does."""
+    server.well = False
+    assert scene.feature.explain(replace(LOST, origin=Origin.code)) is None
+    assert scene.feature.explain(replace(HUNG, phase="reward")) is None
+
+
+def test_a_server_that_does_not_answer_ranks_is_to_blame(scene: Scene, server: Any) -> None:
+    """Its ranks have waited for it beyond their limit."""
+    server.well = False
+    verdict = scene.feature.explain(HUNG)
+    assert verdict is not None
+    assert (verdict.cause, verdict.phase, verdict.step) == (Cause.rollout_server_stuck, "generate", 3)
+    assert "which this run has not started" in verdict.sentence
+
+
+def test_a_server_of_others_ends_the_run_so_that_it_can_be_continued(scene: Scene) -> None:
+    """Nothing that this run could do would bring it back."""
+    verdict = replace(LOST, cause=Cause.rollout_server_dead)
+    scene.live.write(event("incident", step=3, train_call=1, cause="rollout_server_dead"))
+    answer = scene.feature.answer(Fault(verdict=verdict, failed_ranks=(), files=AttemptFiles(scene.run, 0)))
+    assert answer is not None
+    assert (answer.decision.action, answer.exit_code, answer.at_once) == (Action.stop, EXIT_STOPPED, True)
+
+
+def test_other_faults_are_answered_by_others(scene: Scene) -> None:
+    """Also those of ranks that wait for it."""
+    files = AttemptFiles(scene.run, 0)
+    assert scene.feature.answer(Fault(verdict=HUNG, failed_ranks=(0,), files=files)) is None
+
+
+def test_a_run_without_a_server_has_nothing_to_say(tmp_path: Path, make_config: Any) -> None:
+    """It is neither watched nor told to ranks."""
+    run = RunDirectory(path=tmp_path / "run")
+    run.create()
+    live = LiveHistory(run.journal, "run", parts=[HISTORY()])
+    config = make_config(run_directory=run.path)
+    feature = PART(config, run, live.history, Reporter(live, str(run.path), lambda text: None))
+    feature.begin_attempt(0)
+    feature.poll()
+    assert feature.fault({}) is None
+    assert feature.rank_settings(0, AttemptFiles(run, 0)) is None
+    assert feature.explain(LOST) is None
+    feature.end()
