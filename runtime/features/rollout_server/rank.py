@@ -125,6 +125,8 @@ class RolloutServerPart(RankFeature):
         of_async = {name: [mark] for name in vllm_names.ASYNC_SYNCS}
         points.hooks.enter_context(wrapped_methods(trainer, of_async))
         generation = getattr(trainer, vllm_names.GENERATION, None)
+        if generation is not None:
+            points.hooks.enter_context(wrapped_methods(generation, {vllm_names.SYNC: [mark]}))
         if uses_server(trainer.args):
             if session.is_main:
                 server, address = server_of(session), address_of(trainer.args)
@@ -135,8 +137,6 @@ class RolloutServerPart(RankFeature):
                 from grpo_run.runtime.features.rollout_server._custody import Custody
 
                 self._custody = Custody(session, points)
-        if generation is not None:
-            points.hooks.enter_context(wrapped_methods(generation, {vllm_names.SYNC: [mark]}))
 
     def rollouts(self, trainer: Any, session: Session, train_call: int, points: RolloutPoints) -> None:
         """Judge each rollout of a trainer whose server is asked."""

@@ -132,7 +132,7 @@ class RunServer(SupervisorFeature):
             self._watch = ServerWatch(named)
 
     def fault(self, slots: Mapping[int, Slot | None]) -> Verdict | None:
-        """Return that the server is dead or stuck, once it has answered in this attempt."""
+        """Return that the server is dead or stuck."""
         watch, now = self._watch, time.monotonic()
         if watch is None:
             return None
@@ -140,8 +140,6 @@ class RunServer(SupervisorFeature):
         self._syncing = watch.syncing = any(one.phase is Phase.weight_sync for one in phases)
         waits = [one.since_seconds for one in phases if one.phase is Phase.generate]
         watch.waiting_since = min(waits, default=None)
-        if self._server is None and watch.reading.answered_at is None:
-            return None  # its address may be wrong: the script says so itself
         finding = judge(watch.reading, self._observe(now), syncing=self._syncing, now=now)
         if finding is None:
             return None
