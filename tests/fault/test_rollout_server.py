@@ -23,6 +23,8 @@ from support.runs import Run, Runs, alive, digest
 
 from grpo_run.watchdog.observation import Phase
 
+from grpo_run.watchdog.observation import Phase
+
 STEPS = 5
 WORDS = (str(SCRIPT), "--max-steps", str(STEPS), "--save-steps", str(STEPS), "--output-dir", "out")
 DEAD_SECONDS, PROVED_SECONDS = 2.0, 15.0
@@ -152,6 +154,7 @@ def test_a_killed_rank_leaves_a_server_that_is_kept(served: Callable[..., Served
     run = served()
     with run.held(after=2):
         run.until_step(2)
+        run.until_phase(0, Phase.reward)  # no weights are being sent
         run.ask("/pause?mode=keep")
         run.kill(1)
         run.until_event("incident")
