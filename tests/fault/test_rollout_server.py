@@ -23,8 +23,6 @@ from support.runs import Run, Runs, alive, digest
 
 from grpo_run.watchdog.observation import Phase
 
-from grpo_run.watchdog.observation import Phase
-
 STEPS = 5
 WORDS = (str(SCRIPT), "--max-steps", str(STEPS), "--save-steps", str(STEPS), "--output-dir", "out")
 DEAD_SECONDS, PROVED_SECONDS = 2.0, 15.0
