@@ -55,7 +55,7 @@ from grpo_run.runtime.launch.config import RunConfig
 from grpo_run.runtime.processes.companion import Companion
 from grpo_run.runtime.supervisor.points import Answer, Fault, FeatureFactory, SupervisorFeature
 from grpo_run.runtime.supervisor.policy import start_of
-from grpo_run.watchdog.causes import Cause, Origin
+from grpo_run.watchdog.causes import Cause, Origin, is_expired_limit
 from grpo_run.watchdog.observation import Phase, Slot
 from grpo_run.watchdog.processes import read_stat
 from grpo_run.watchdog.text import duration_text
@@ -80,6 +80,8 @@ ENGINE = "VLLM::"
 ADAPTER = "trl-policy-v"
 """How the names of adapters begin with which TRL's AsyncGRPO sends weights."""
 LAST_LINES = 5
+PARTS = "may hold parts of two policies: weights were being sent"
+"""Why a server is not kept, as the end of a sentence."""
 
 
 class RunServer(SupervisorFeature):
@@ -158,12 +160,14 @@ class RunServer(SupervisorFeature):
         )  # fmt: skip
         if not waited and verdict.origin is not Origin.network:
             return None
-        finding = self._judge_again(asks=waited)
+        finding = self._judge_again(asks=waited or is_expired_limit([verdict.exception]))
         return None if finding is None else self._verdict(finding, verdict.step, verdict.phase)
 
     def answer(self, fault: Fault) -> Answer | None:
         """Restart the ranks with a server that works, within its own budget."""
         cause = fault.verdict.cause
+        if fault.verdict.phase == Phase.weight_sync.name:
+            self._must_restart = PARTS
         if cause not in CAUSES or self._watch is None:
             return None
         if self._server is None:
@@ -285,7 +289,7 @@ class RunServer(SupervisorFeature):
         """
         assert self._command is not None
         if self._syncing:
-            return "may hold parts of two policies: weights were being sent"
+            return PARTS
         url, began = self._command.base_url, time.monotonic()
         try:
             if _watch.is_paused(url):
