@@ -1,12 +1,13 @@
 """Seeds for what a server samples, so that one that is started again, or has served others meanwhile, samples
 what it would have sampled otherwise: without a seed, it draws from a generator of its own.
 
-A seed is made of the script's seed, the call, the step and the number of the prompt among those of the step.
-It is left to the script if `generation_kwargs` has one. TRL sends all prompts in one request, for which vLLM
-takes one seed: it gives each of a prompt's samples another, and the same ones to each prompt. That does no
-harm where the samples of a group have one prompt. Where each has its own, as between calls of tools, samples
-of a group would be alike, so each prompt is then sent in a request of its own, as TRL sends conversations.
-Used by `_custody.py` on rank 0.
+A seed is made of the script's seed, the state of torch's generator, which a recovery restores and fresh
+seeds of a learning guard change, the call, the step and the number of the prompt among those of the step.
+It is left to the script if `generation_kwargs` has one. TRL sends all prompts in one request, for which
+vLLM takes one seed: it gives each of a prompt's samples another, and the same ones to each prompt. That
+does no harm where the samples of a group have one prompt. Where each has its own, as between calls of
+tools, samples of a group would be alike, so each prompt is then sent in a request of its own, as TRL sends
+conversations. Used by `_custody.py` on rank 0.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
+
+import torch
 
 from grpo_run.runtime.upstream import vllm_names
 
@@ -68,7 +71,8 @@ class Seeds:
 
     def _take(self) -> int:
         place = (int(self._trainer.state.global_step), bool(self._trainer.model.training))
-        parts = (self._trainer.args.seed, self._train_call, *place, self._taken[place])
+        drawn = zlib.crc32(torch.get_rng_state().numpy().tobytes())
+        parts = (self._trainer.args.seed, drawn, self._train_call, *place, self._taken[place])
         if place not in self._taken:
             self._taken = Counter({key: count for key, count in self._taken.items() if key[0] == place[0]})
         self._taken[place] += 1

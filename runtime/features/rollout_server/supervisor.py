@@ -110,6 +110,9 @@ class RunServer(SupervisorFeature):
         """Have a server that answers, before any rank is started."""
         if not self._settings.command or node != 0:  # rank 0 alone talks to it
             self._forget()
+            if self._server is not None:
+                self._end_server("rank 0 is on another node now")
+            self._command = None
             return
         if self._server is not None:
             reason = self._must_restart or self._why_not_kept()

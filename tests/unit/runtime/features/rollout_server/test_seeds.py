@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from grpo_run.runtime.features.rollout_server._seeds import Seeds
 
@@ -105,3 +106,18 @@ def test_what_is_made_again_gets_the_same_seeds(client: Client) -> None:
     seeds.send(client.generate, [[1]])
     assert list(client.requests) == second
     assert inspect.signature(client.generate).parameters.keys() >= {"n", "generation_kwargs"}
+
+
+def test_fresh_seeds_of_a_guard_reach_the_server(client: Client) -> None:
+    """They change torch's generator; the same state gives the same seeds again."""
+    torch.manual_seed(1)
+    state = torch.get_rng_state()
+    seeds = []
+    for fresh in (False, False, True):
+        torch.set_rng_state(state)
+        if fresh:
+            torch.manual_seed(2)
+        client.requests.clear()
+        Seeds(trainer(), 1).send(client.generate, [[1], [2]], n=2)
+        seeds.append(list(client.requests))
+    assert seeds[0] == seeds[1] != seeds[2]
