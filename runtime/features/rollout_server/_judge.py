@@ -90,7 +90,8 @@ def judge(reading: Reading, processes: Processes | None, *, syncing: bool, now: 
     """
     if processes is not None:
         if processes.exit_code is not None:
-            return _dead(f"has exited {ended_with(processes.exit_code)}")
+            after = f", after its engine {processes.gone[0]}" if processes.gone is not None else ""
+            return _dead(f"has exited {ended_with(processes.exit_code)}{after}")
         if processes.gone is not None and now - processes.gone[1] >= CONFIRM_SECONDS:
             return _dead(f"has lost its engine: {processes.gone[0]} has exited")
     confirm_seconds = CONFIRM_SECONDS if processes is not None else FOREIGN_SECONDS
