@@ -104,7 +104,7 @@ class Custody:
         """Generate one turn, with the weights that were sent last before it and after it."""
         same_seeds, trial = self._seeds.remembered(), 0
         while True:
-            samples, doubt = 0, self._agreed(self._held.doubt)
+            samples, doubt = 0, self._agreed(functools.partial(self._held.doubt, generated=False))
             if doubt is None:
                 generated = original(*args, **kwargs)
                 doubt = self._agreed(self._held.doubt)
