@@ -24,6 +24,7 @@ HOST = "127.0.0.1"
 DEFAULTS = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1"}
 """What TRL needs of vLLM: routes that take weights, and adapters while it runs."""
 DEVICES = "CUDA_VISIBLE_DEVICES"
+MOST_PORT = 65535
 TAIL_BYTES = 16 * 1024
 _ASSIGNMENT = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=(.*)", re.DOTALL)
 
@@ -79,8 +80,8 @@ def command_of(
     if port is None:
         port = str(free_port())
         words += ["--port", port]
-    if not port.isdigit():
-        raise ConfigError(f"--rollout-server: --port {port} is no number")
+    if not re.fullmatch(r"[0-9]{1,5}", port) or not 0 < int(port) <= MOST_PORT:
+        raise ConfigError(f"--rollout-server: --port {port} is no number from 1 to {MOST_PORT}")
     if _value_of(words, "--host") is None:
         words += ["--host", HOST]
     return ServerCommand(words=tuple(words), environment={**added, **own}, port=int(port))

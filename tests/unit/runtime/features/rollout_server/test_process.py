@@ -72,7 +72,9 @@ def test_the_gpus_of_a_run_are_those_of_its_environment() -> None:
             "no-such-program serve",
             "--rollout-server: no-such-program is not a program that can be found on PATH",
         ),
-        ("env --port many", "--rollout-server: --port many is no number"),
+        ("env --port many", "--rollout-server: --port many is no number from 1 to 65535"),
+        ("env --port 99999", "--rollout-server: --port 99999 is no number from 1 to 65535"),
+        ("env --port 0", "--rollout-server: --port 0 is no number from 1 to 65535"),
     ],
 )
 def test_a_wrong_command_gets_one_line(text: str, said: str) -> None:
