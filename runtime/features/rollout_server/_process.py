@@ -25,6 +25,8 @@ DEFAULTS = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1"
 """What TRL needs of vLLM: routes that take weights, and adapters while it runs."""
 DEVICES = "CUDA_VISIBLE_DEVICES"
 MOST_PORT = 65535
+LISTENS_SECONDS = 1.0
+"""The kernel accepts a connection to this machine at once."""
 TAIL_BYTES = 16 * 1024
 _ASSIGNMENT = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=(.*)", re.DOTALL)
 
@@ -82,6 +84,8 @@ def command_of(
         words += ["--port", port]
     if not re.fullmatch(r"[0-9]{1,5}", port) or not 0 < int(port) <= MOST_PORT:
         raise ConfigError(f"--rollout-server: --port {port} is no number from 1 to {MOST_PORT}")
+    if listens(int(port)):  # it would be taken for this run's, and be sent weights
+        raise ConfigError(f"--rollout-server: at --port {port} another program listens already")
     if _value_of(words, "--host") is None:
         words += ["--host", HOST]
     return ServerCommand(words=tuple(words), environment={**added, **own}, port=int(port))
@@ -102,6 +106,13 @@ def free_port() -> int:
     with socket.socket() as opened:
         opened.bind((HOST, 0))
         return int(opened.getsockname()[1])
+
+
+def listens(port: int) -> bool:
+    """Whether a program on this machine accepts connections at a port."""
+    with socket.socket() as opened:
+        opened.settimeout(LISTENS_SECONDS)
+        return opened.connect_ex((HOST, port)) == 0
 
 
 def visible_gpus(environment: Mapping[str, str]) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import sys
 from typing import Any
 
@@ -81,6 +82,15 @@ def test_a_wrong_command_gets_one_line(text: str, said: str) -> None:
     """Before anything is started."""
     with pytest.raises(ConfigError, match="^" + said.replace("'", ".")):
         made(text)
+
+
+def test_a_port_at_which_another_program_listens_is_refused() -> None:
+    """The server of another run would be taken for this run's, and be sent its weights."""
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        with pytest.raises(ConfigError, match=f"^--rollout-server: at --port {port} another program listens"):
+            made(f"env --port {port}")
+    assert made(f"env --port {port}").port == port
 
 
 def test_a_program_may_be_a_path() -> None:
