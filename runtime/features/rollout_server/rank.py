@@ -70,9 +70,13 @@ def set_address(configuration: Any, server: RankServer, start_seconds: float) ->
 
 def leave_proxies_out() -> None:
     """Let no proxy stand between this process, or one that it starts, and a server on this machine."""
-    for name in ("no_proxy", "NO_PROXY"):
-        listed = [one for one in os.environ.get(name, "").split(",") if one]
-        os.environ[name] = ",".join([*listed, *(one for one in LOOPBACK if one not in listed)])
+    names = ("no_proxy", "NO_PROXY")
+    either = next((os.environ[name] for name in names if os.environ.get(name)), "")
+    for name in names:  # of two, most programs read the first only: it must not hide what the other lists
+        listed = [one for one in (os.environ.get(name) or either).split(",") if one]
+        if listed != ["*"]:  # no proxy for any host, if it stands alone
+            listed += [one for one in LOOPBACK if one not in listed]
+        os.environ[name] = ",".join(listed)
 
 
 class RolloutServerPart(RankFeature):

@@ -131,15 +131,24 @@ def test_a_changed_configuration_keeps_its_longer_time() -> None:
     assert (arguments.vllm_server_timeout, address_of(arguments)) == (7200.0, SERVER.base_url)
 
 
-def test_no_proxy_stands_before_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the user has listed stays."""
-    monkeypatch.setenv("NO_PROXY", "example.org,localhost")
-    monkeypatch.delenv("no_proxy", raising=False)
+@pytest.mark.parametrize(
+    ("upper", "lower", "expected"),
+    [
+        ("", "", ("127.0.0.1,localhost", "127.0.0.1,localhost")),
+        ("a.org,localhost", "", ("a.org,localhost,127.0.0.1", "a.org,localhost,127.0.0.1")),
+        ("a.org", "b.org", ("a.org,127.0.0.1,localhost", "b.org,127.0.0.1,localhost")),
+        ("*", "", ("*", "*")),
+    ],
+)
+def test_no_proxy_stands_before_this_machine(
+    upper: str, lower: str, expected: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the user has listed stays, for programs that read one of the two variables, too."""
+    monkeypatch.setenv("NO_PROXY", upper)
+    monkeypatch.setenv("no_proxy", lower)
     leave_proxies_out()
     leave_proxies_out()
-    assert (os.environ["NO_PROXY"], os.environ["no_proxy"]) == (
-        "example.org,localhost,127.0.0.1", "127.0.0.1,localhost",
-    )  # fmt: skip
+    assert (os.environ["NO_PROXY"], os.environ["no_proxy"]) == expected
 
 
 @pytest.fixture
