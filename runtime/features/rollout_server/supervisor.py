@@ -79,6 +79,9 @@ ENGINE = "VLLM::"
 ADAPTER = "trl-policy-v"
 """How the names of adapters begin with which TRL's AsyncGRPO sends weights."""
 LAST_LINES = 5
+REFUSED_LINES = 60
+"""Of a server whose log is not kept. vLLM's last lines are those of the process that has waited for the
+engine; why the engine has failed is above them."""
 PARTS = "may hold parts of two policies: weights were being sent"
 """Why a server is not kept, as the end of a sentence."""
 
@@ -242,9 +245,10 @@ class RunServer(SupervisorFeature):
         has ended before and is to be tried again.
         """
         began = reported_at = time.monotonic()
+        why = ""
         while True:
             if server.exit_code() is not None or time.monotonic() - began >= self._settings.start_seconds:
-                self._give_up_start(server.exit_code(), time.monotonic() - began, may_fail=may_fail)
+                self._give_up_start(server.exit_code(), time.monotonic() - began, why, may_fail=may_fail)
                 return None
             now = time.monotonic()
             if now - reported_at >= REPORT_SECONDS:
@@ -261,29 +265,37 @@ class RunServer(SupervisorFeature):
                     self._reporter.write(ServerReady(seconds=now - began))
                     self._reporter.notify(f"the rollout server answers, after {duration_text(now - began)}")
                     return now - asked
-            except (OSError, ServerError):
-                pass  # not yet
+                why = f"/health answers {status}"
+            except (OSError, ServerError) as error:  # not yet
+                why = str(error)
             time.sleep(ASK_SECONDS / 10)
 
-    def _give_up_start(self, code: int | None, waited_seconds: float, *, may_fail: bool) -> None:
-        """End a server that has not answered: tell so if another one may be tried, else raise."""
-        lines = last_lines(self._log, LAST_LINES)
+    def _give_up_start(self, code: int | None, waited_seconds: float, why: str, *, may_fail: bool) -> None:
+        """End a server that has not answered: tell so if another one may be tried, else raise.
+
+        Args:
+            why: it did not when it was asked last.
+        """
+        never = self._record.start_seconds is None
+        refused = code is not None and code >= 0 and never
+        lines = last_lines(self._log, REFUSED_LINES if refused else LAST_LINES)
         if code is None:
             what = (
-                f"has not answered for {duration_text(waited_seconds)} (--rollout-server-start-timeout"
-                f" {self._settings.start_seconds:g})"
+                f"has not answered one token for {duration_text(waited_seconds)}"
+                f" (--rollout-server-start-timeout {self._settings.start_seconds:g}; at last: {why})"
             )
         else:
             what = f"has exited {ended_with(code)} before it answered"
-        never = self._record.start_seconds is None
         self._end_server(what)
-        refused = code is not None and code > 0 and never
         if code is not None and may_fail and not refused:
             self._reporter.notify(f"the rollout server {what}: it is started again")
             return
         said = "".join(f"\n    {line}" for line in lines)
-        text = f"the rollout server {what}; its log is {self._log}{', and ends with' if lines else ''}{said}"
-        raise ConfigError(text) if refused else ProcessError(text)
+        if refused:  # the launch leaves no run directory, and so no log
+            raise ConfigError(f"the rollout server {what}; it has said{said or ' nothing'}")
+        raise ProcessError(
+            f"the rollout server {what}; its log is {self._log}{', and ends with' if lines else ''}{said}"
+        )
 
     def _why_not_kept(self) -> str:
         """Return why a server that was not found dead or stuck cannot serve the next attempt, as the end of a
