@@ -26,6 +26,9 @@ STOPPED_SECONDS = 3.0
 """A debugger stops a process for moments."""
 PAUSED_SECONDS = 5.0
 """A trainer that has sent weights resumes the server within moments."""
+UNUSED_SECONDS = 60.0
+"""For both, while no rank is seen to need the server: it holds up nobody. Ranks may need it unseen, in
+requests of the script or in a process of rollouts."""
 LEAST_ANSWER_SECONDS = 60.0
 """The least time in which one token has to come. The first answer may compile for most of a minute."""
 FACTOR_LONGEST = 10.0
@@ -79,7 +82,9 @@ class Finding:
     confidence: str = "proved"
 
 
-def judge(reading: Reading, processes: Processes | None, *, syncing: bool, now: float) -> Finding | None:
+def judge(
+    reading: Reading, processes: Processes | None, *, syncing: bool, now: float, needed_since: float | None
+) -> Finding | None:
     """Return the fault of a server that has answered before; None if it has none, or that is not certain.
 
     Args:
@@ -87,11 +92,19 @@ def judge(reading: Reading, processes: Processes | None, *, syncing: bool, now: 
         processes: None for a server that the run has not started.
         syncing: a rank sends weights.
         now: monotonic seconds.
+        needed_since: a rank sends weights or waits for tokens since then; None if none is seen to.
     """
+
+    def stands_still(since: float, least_seconds: float) -> bool:
+        needed_seconds = 0.0 if needed_since is None else now - max(since, needed_since)
+        return needed_seconds >= least_seconds or now - since >= UNUSED_SECONDS
+
     if processes is not None:
         if processes.exit_code is not None:
-            after = f", after its engine {processes.gone[0]}" if processes.gone is not None else ""
-            return _dead(f"has exited {ended_with(processes.exit_code)}{after}")
+            engine = ""
+            if processes.gone is not None:
+                engine = f", {'after' if processes.gone[1] < now else 'with'} its engine {processes.gone[0]}"
+            return _dead(f"has exited {ended_with(processes.exit_code)}{engine}")
         if processes.gone is not None and now - processes.gone[1] >= CONFIRM_SECONDS:
             return _dead(f"has lost its engine: {processes.gone[0]} has exited")
     confirm_seconds = CONFIRM_SECONDS if processes is not None else FOREIGN_SECONDS
@@ -101,9 +114,10 @@ def judge(reading: Reading, processes: Processes | None, *, syncing: bool, now: 
         return _dead("says that its engine has failed: its health check does not succeed")
     if processes is not None and processes.stopped is not None:
         name, since = processes.stopped
-        if now - since >= STOPPED_SECONDS:
+        if stands_still(since, STOPPED_SECONDS):
             return _stuck(syncing, f"is stopped: {name} was stopped by a signal")
-    if not syncing and _for(reading.paused_since, now) >= PAUSED_SECONDS:
+    paused_since = reading.paused_since
+    if not syncing and paused_since is not None and stands_still(paused_since, PAUSED_SECONDS):
         return _stuck(syncing, "is paused although nobody sends weights, and answers no request")
     waited_seconds = min(_for(reading.asked_at, now), _for(reading.worked_at, now, never=float("inf")))
     limit_seconds = max(LEAST_ANSWER_SECONDS, FACTOR_LONGEST * reading.longest_answer_seconds)

@@ -105,6 +105,8 @@ class RunServer(SupervisorFeature):
         self._tree_read_at = 0.0
         self._processes = Processes()
         self._syncing = False
+        self._needed_since: float | None = None
+        """A rank sends weights or waits for tokens since then."""
         self._must_restart = ""
         """Why the server is not kept, as the end of a sentence; empty if it may be."""
 
@@ -146,8 +148,10 @@ class RunServer(SupervisorFeature):
         phases = [one for slot in slots.values() if slot is not None for one in slot.phases]
         self._syncing = watch.syncing = any(one.phase is Phase.weight_sync for one in phases)
         waits = [one.since_seconds for one in phases if one.phase is Phase.generate]
+        sends = [one.since_seconds for one in phases if one.phase is Phase.weight_sync]
         watch.waiting_since = min(waits, default=None)
-        finding = judge(watch.reading, self._observe(now), syncing=self._syncing, now=now)
+        self._needed_since = min([*waits, *sends], default=None)
+        finding = self._judge(watch, now)
         if finding is None:
             return None
         step = max((slot.step for slot in slots.values() if slot is not None), default=0)
@@ -350,12 +354,18 @@ class RunServer(SupervisorFeature):
         while time.monotonic() < until:
             watch.look()
             now = time.monotonic()
-            finding = judge(watch.reading, self._observe(now), syncing=self._syncing, now=now)
+            finding = self._judge(watch, now)
             clear = watch.reading.refused_since is None and watch.reading.unhealthy_since is None
             if finding is not None or clear:
                 return finding
             time.sleep(0.2)
         return None
+
+    def _judge(self, watch: ServerWatch, now: float) -> Finding | None:
+        """Judge what was seen last, and the server's processes now."""
+        return judge(
+            watch.reading, self._observe(now), syncing=self._syncing, now=now, needed_since=self._needed_since
+        )
 
     def _observe(self, now: float) -> Processes | None:
         """Read the processes of a server that the run has started."""
