@@ -2,7 +2,7 @@
 
 The command is the user's, as for `env`: words, with assignments of variables before them. What it does not
 say is added: host and port, vLLM's development routes, through which TRL sends weights, and the GPUs that the
-ranks leave. Used by `supervisor.py`. Asks the server nothing (`_watch.py`).
+ranks leave. Used by `supervisor.py`; `rank.py` asks for a free port. Asks the server nothing (`_watch.py`).
 """
 
 from __future__ import annotations

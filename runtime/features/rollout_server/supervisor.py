@@ -33,7 +33,6 @@ from grpo_run.runtime.features.rollout_server._judge import (
 from grpo_run.runtime.features.rollout_server._process import (
     ServerCommand,
     command_of,
-    free_port,
     last_lines,
     visible_gpus,
 )
@@ -131,7 +130,7 @@ class RunServer(SupervisorFeature):
         """Return where the server is."""
         if self._command is None:
             return None
-        told = RankServer(base_url=self._command.base_url, group_port=free_port(), starts=self._record.starts)
+        told = RankServer(base_url=self._command.base_url, starts=self._record.starts)
         return told.model_dump(mode="json")
 
     def poll(self) -> None:

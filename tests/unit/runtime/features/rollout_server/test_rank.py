@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -22,7 +23,7 @@ from grpo_run.runtime.features.rollout_server.settings import NAME, RankServer
 from grpo_run.runtime.rank.points import CallPoints
 from grpo_run.watchdog.observation import Phase
 
-SERVER = RankServer(base_url="http://127.0.0.1:41231", group_port=41232, starts=1)
+SERVER = RankServer(base_url="http://127.0.0.1:41231", starts=1)
 
 
 @dataclass
@@ -79,10 +80,19 @@ def test_a_configuration_names_the_runs_server(part: Callable[..., Any], session
     """Before TRL reads it. TRL waits as long as the server may take to start."""
     part(SERVER)
     made = GRPO()
-    assert (made.used, made.vllm_group_port, made.validated) == (SERVER.base_url, 41232, True)
+    assert (made.used, made.validated) == (SERVER.base_url, True)
     assert made.vllm_server_timeout == 1800.0
     assert AsyncGRPO().vllm_server_base_url == SERVER.base_url
     assert session.notified == []
+
+
+def test_two_configurations_get_two_ports_for_weights(part: Callable[..., Any]) -> None:
+    """The trainer of the first one still holds its own. What the script gives may be taken by another run."""
+    part(SERVER)
+    first = GRPO(vllm_group_port=51216).vllm_group_port
+    with socket.create_server(("127.0.0.1", first)):  # raises if it is not free
+        second = GRPO(vllm_group_port=51300).vllm_group_port
+    assert len({first, second, 51216, 51300}) == 4
 
 
 @pytest.mark.parametrize(
