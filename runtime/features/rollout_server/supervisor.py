@@ -51,7 +51,7 @@ from grpo_run.runtime.history.reporter import Reporter
 from grpo_run.runtime.history.run_directory import RunDirectory
 from grpo_run.runtime.launch.config import RunConfig
 from grpo_run.runtime.processes.companion import Companion
-from grpo_run.runtime.supervisor.points import Answer, Fault, FeatureFactory, SupervisorFeature
+from grpo_run.runtime.supervisor.points import Answer, Fault, FeatureFactory, OutsideFault, SupervisorFeature
 from grpo_run.runtime.supervisor.policy import start_of
 from grpo_run.watchdog.causes import Cause, Origin, is_expired_limit
 from grpo_run.watchdog.observation import Phase, Slot
@@ -139,7 +139,7 @@ class RunServer(SupervisorFeature):
         if named and self._server is None and self._watch is None:
             self._watch = ServerWatch(named)
 
-    def fault(self, slots: Mapping[int, Slot | None]) -> Verdict | None:
+    def fault(self, slots: Mapping[int, Slot | None]) -> OutsideFault | None:
         """Return that the server is dead or stuck."""
         watch, now = self._watch, time.monotonic()
         if watch is None:
@@ -157,7 +157,7 @@ class RunServer(SupervisorFeature):
         phase = next(
             (one.phase.name for one in phases if one.phase in (Phase.weight_sync, Phase.generate)), None
         )
-        return self._verdict(finding, step, phase)
+        return OutsideFault(verdict=self._verdict(finding, step, phase), since_seconds=finding.since)
 
     def explain(self, verdict: Verdict) -> Verdict | None:
         """Return that the server is to blame for ranks that could not reach it, or that wait for it."""
@@ -348,7 +348,9 @@ class RunServer(SupervisorFeature):
                 one_token(watch.base_url, seconds=KEPT_TOKEN_SECONDS)
             except (OSError, ServerError) as error:
                 what = f"does not answer one token: {error}"
-                return Finding(cause=Cause.rollout_server_stuck, what=what, confidence="deadline")
+                return Finding(
+                    cause=Cause.rollout_server_stuck, what=what, since=time.monotonic(), confidence="deadline"
+                )
         until = time.monotonic() + 2 * CONFIRM_SECONDS
         while time.monotonic() < until:
             watch.look()

@@ -116,6 +116,31 @@ def test_the_sentence_says_what_was_seen() -> None:
     assert finding.confidence == "deadline"
 
 
+@pytest.mark.parametrize(
+    ("reading", "processes", "needed_since", "since"),
+    [
+        (Reading(), Processes(exit_code=1), NOW - 9, NOW),
+        (Reading(), Processes(exit_code=1, gone=("x (7)", NOW - 0.5)), NOW - 9, NOW - 0.5),
+        (Reading(), Processes(gone=("x (7)", NOW - 2)), NOW - 9, NOW - 2),
+        (Reading(refused_since=NOW - 2), OWN, NOW - 9, NOW - 2),
+        (Reading(unhealthy_since=NOW - 2), OWN, NOW - 9, NOW - 2),
+        (Reading(), Processes(stopped=("x (7)", NOW - 8)), NOW - 9, NOW - 8),
+        (Reading(), Processes(stopped=("x (7)", NOW - 90)), NOW - 9, NOW - 9),
+        (Reading(), Processes(stopped=("x (7)", NOW - 90)), None, NOW - 90),
+        (Reading(paused_since=NOW - 8), OWN, NOW - 9, NOW - 8),
+        (Reading(asked_at=NOW - 70), OWN, NOW - 80, NOW - 70),
+        (Reading(asked_at=NOW - 90, worked_at=NOW - 70), OWN, NOW - 80, NOW - 70),
+    ],
+)
+def test_a_fault_is_known_since_it_holds_up_the_ranks(
+    reading: Reading, processes: Processes, needed_since: float | None, since: float
+) -> None:
+    """How late it was detected is counted from then on, not from the last look."""
+    finding = judge(reading, processes, syncing=False, now=NOW, needed_since=needed_since)
+    assert finding is not None
+    assert finding.since == since
+
+
 @pytest.mark.parametrize(("gone_at", "said"), [(NOW - 1, "after"), (NOW, "with")])
 def test_which_process_was_first_is_said_only_if_it_was_seen(gone_at: float, said: str) -> None:
     """Both may be killed at once."""
