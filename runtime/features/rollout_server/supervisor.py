@@ -180,7 +180,7 @@ class RunServer(SupervisorFeature):
             return None
         if self._server is None:
             reason = (
-                "the run has not started this server; once it answers again, the same command continues"
+                "the run has not started this server; once it works again, the same command continues"
                 f" {start_of(self._history)}"
             )
             return Answer(
