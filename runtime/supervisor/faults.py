@@ -144,8 +144,10 @@ class FaultHandler:
 
     def _wall_time_of_fault(self, context: IncidentContext, exits_unseen_since: float) -> float:
         """Return when the fault began, in seconds since the epoch, as far as clocks show it."""
-        finding = context.finding
+        finding, outside = context.finding, context.outside
         began_at = exits_unseen_since if finding is None else finding.began_at_seconds
+        if outside is not None:
+            began_at = min(began_at, outside.since_seconds)
         return time.time() - (time.monotonic() - began_at)
 
     def _answer(self, context: IncidentContext, evidence: Evidence, verdict: Verdict) -> Answer | None:
