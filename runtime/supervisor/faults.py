@@ -242,6 +242,7 @@ class FaultHandler:
         error = next((one.error for one in incident.evidence.failed if one.rank == verdict.culprit), None)
         hung = incident.evidence.deadlock is not None or incident.evidence.stall is not None
         failed_at = began_at if hung or error is None else error.wall_time
+        failed_at = min(failed_at, time.time() - verdict.since_seconds)
         lost_connection, also_failed = incident.evidence.other_failures(verdict)
         train_calls = [slot.train_call for slot in slots.values() if slot is not None]
         self._reporter.write(

@@ -6,5 +6,6 @@
     _watch.py       a thread that asks the server how it is; reads HTTP and /proc
     _judge.py       what the observations prove: dead, stuck, or neither. Pure
     rank.py         redirects TRL's client to the server, and marks what it does on the board
+    _adapters.py    the same for AsyncGRPO, whose policies are adapters
     _custody.py     which policy made each rollout: versions, fingerprints, rollouts that are made again
 """

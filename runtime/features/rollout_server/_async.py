@@ -32,13 +32,15 @@ Ask = Callable[..., tuple[int, bytes]]
 """`_watch.request` to one server: takes a method, a route and a body; returns the status and what came."""
 
 
-def prepare(trainer: Any, hooks: ExitStack, say: Callable[[str], None]) -> None:
+def prepare(
+    trainer: Any, hooks: ExitStack, say: Callable[[str], None], took: Callable[[Any], None] = lambda _: None
+) -> None:
     """Do what this module does for a trainer; nothing for one that is not AsyncGRPO's.
 
     Raises:
         OSError, ServerError: the server does not answer, or does not let go of an adapter.
     """
-    watch_process(trainer, hooks)
+    watch_process(trainer, hooks, took)
     if (place := async_grpo_names.adapter_folder(trainer)) is None:
         return
     url, folder = place
@@ -46,8 +48,12 @@ def prepare(trainer: Any, hooks: ExitStack, say: Callable[[str], None]) -> None:
         say(f"the rollout server has unloaded what earlier ranks had sent: {', '.join(found)}")
 
 
-def watch_process(trainer: Any, hooks: ExitStack) -> None:
-    """Let a trainer notice that the process of its rollouts has ended, until `hooks` are closed."""
+def watch_process(trainer: Any, hooks: ExitStack, took: Callable[[Any], None] = lambda _: None) -> None:
+    """Let a trainer notice that the process of its rollouts has ended, until `hooks` are closed.
+
+    Args:
+        took: called with each sample that it takes.
+    """
     worker: Any = getattr(trainer, async_grpo_names.WORKER, None)
     buffer: Any = getattr(worker, async_grpo_names.BUFFER, None)
     if not hasattr(buffer, "get"):
@@ -67,7 +73,9 @@ def watch_process(trainer: Any, hooks: ExitStack) -> None:
     get = buffer.get
 
     def get_soon(block: bool = True, timeout: float | None = None) -> Any:
-        return get(block, timeout if timeout is None else min(timeout, POLL_SECONDS))
+        sample = get(block, timeout if timeout is None else min(timeout, POLL_SECONDS))
+        took(sample)
+        return sample
 
     handlers = {async_grpo_names.HEALTH: [check], async_grpo_names.STOP: [stop]}
     hooks.enter_context(wrapped_methods(worker, handlers))

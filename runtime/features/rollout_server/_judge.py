@@ -3,7 +3,8 @@
     dead    its process has exited, its engine has, nothing listens at its port any more, or its own health
             check says so
     stuck   one of its processes is stopped by a signal; it is paused although nobody sends weights; or it has
-            not answered one token for longer than it ever needed, without any sign of work
+            not answered one token, or whether it is paused while it gets weights, for longer than it ever
+            needed, without any sign of work
 
 A server that is slow is not stuck: it may compile, read a long prompt, or serve other clients. Where nothing
 proves a fault, the limits of the ranks' phases count (`watchdog/stalls/deadlines.py`). Called by
@@ -12,7 +13,7 @@ proves a fault, the limits of the ranks' phases count (`watchdog/stalls/deadline
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from grpo_run.watchdog.causes import Cause
 from grpo_run.watchdog.text import duration_text
@@ -44,6 +45,8 @@ class Reading:
         worked_at: when its own counters of tokens last rose.
         asked_at: when it was asked for a token that has not come yet.
         longest_answer_seconds: for one token, so far.
+        unanswered_since: it was asked whether it is paused, which its engine knows, and has not answered yet.
+        longest_sync_seconds: for that answer while weights were sent, so far; None before the first.
     """
 
     answered_at: float | None = None
@@ -53,6 +56,8 @@ class Reading:
     worked_at: float | None = None
     asked_at: float | None = None
     longest_answer_seconds: float = 0.0
+    unanswered_since: float | None = None
+    longest_sync_seconds: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,10 +77,13 @@ class Processes:
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """A fault of the server: its cause, and the end of a sentence that begins with the server."""
+    """A fault of the server: its cause, and the end of a sentence that begins with the server. It was first
+    seen so many seconds ago.
+    """
 
     cause: Cause
     what: str
+    since_seconds: float = 0.0
     confidence: str = "proved"
 
 
@@ -90,39 +98,42 @@ def judge(reading: Reading, processes: Processes | None, *, syncing: bool, now: 
     """
     if processes is not None:
         if processes.exit_code is not None:
-            return _dead(f"has exited {ended_with(processes.exit_code)}")
-        if processes.gone is not None and now - processes.gone[1] >= CONFIRM_SECONDS:
-            return _dead(f"has lost its engine: {processes.gone[0]} has exited")
+            return _dead(f"has exited {ended_with(processes.exit_code)}", 0.0)
+        if processes.gone is not None and (seconds := now - processes.gone[1]) >= CONFIRM_SECONDS:
+            return _dead(f"has lost its engine: {processes.gone[0]} has exited", seconds)
     confirm_seconds = CONFIRM_SECONDS if processes is not None else FOREIGN_SECONDS
-    if _for(reading.refused_since, now) >= confirm_seconds:
-        return _dead("does not listen any more: connections are refused")
-    if _for(reading.unhealthy_since, now) >= confirm_seconds:
-        return _dead("says that its engine has failed: its health check does not succeed")
+    if (seconds := _for(reading.refused_since, now)) >= confirm_seconds:
+        return _dead("does not listen any more: connections are refused", seconds)
+    if (seconds := _for(reading.unhealthy_since, now)) >= confirm_seconds:
+        return _dead("says that its engine has failed: its health check does not succeed", seconds)
     if processes is not None and processes.stopped is not None:
         name, since = processes.stopped
         if now - since >= STOPPED_SECONDS:
-            return _stuck(syncing, f"is stopped: {name} was stopped by a signal")
-    if not syncing and _for(reading.paused_since, now) >= PAUSED_SECONDS:
-        return _stuck(syncing, "is paused although nobody sends weights, and answers no request")
-    waited_seconds = min(_for(reading.asked_at, now), _for(reading.worked_at, now, never=float("inf")))
-    limit_seconds = max(LEAST_ANSWER_SECONDS, FACTOR_LONGEST * reading.longest_answer_seconds)
-    if not syncing and waited_seconds >= limit_seconds:
-        usual = duration_text(reading.longest_answer_seconds)
-        waited = duration_text(waited_seconds)
-        return Finding(
-            cause=Cause.rollout_server_stuck,
-            what=f"has not answered one token for {waited}, where it took at most {usual} before",
-            confidence="deadline",
-        )
-    return None
+            return _stuck(syncing, f"is stopped: {name} was stopped by a signal", now - since)
+    if not syncing and (seconds := _for(reading.paused_since, now)) >= PAUSED_SECONDS:
+        return _stuck(syncing, "is paused although nobody sends weights, and answers no request", seconds)
+    asked_at, longest_seconds, question = (
+        (reading.unanswered_since, reading.longest_sync_seconds, "whether it is paused")
+        if syncing
+        else (reading.asked_at, reading.longest_answer_seconds, "one token")
+    )
+    if longest_seconds is None:
+        return None  # how long its engine is busy with weights is not known yet
+    waited_seconds = min(_for(asked_at, now), _for(reading.worked_at, now, never=float("inf")))
+    if waited_seconds < max(LEAST_ANSWER_SECONDS, FACTOR_LONGEST * longest_seconds):
+        return None
+    usual, waited = duration_text(longest_seconds), duration_text(waited_seconds)
+    text = f"has not answered {question} for {waited}, where it took at most {usual} before"
+    return replace(_stuck(syncing, text, waited_seconds), confidence="deadline")
 
 
-def _dead(what: str) -> Finding:
-    return Finding(cause=Cause.rollout_server_dead, what=what)
+def _dead(what: str, since_seconds: float) -> Finding:
+    return Finding(cause=Cause.rollout_server_dead, what=what, since_seconds=since_seconds)
 
 
-def _stuck(syncing: bool, what: str) -> Finding:
-    return Finding(cause=Cause.weight_sync_stuck if syncing else Cause.rollout_server_stuck, what=what)
+def _stuck(syncing: bool, what: str, since_seconds: float) -> Finding:
+    cause = Cause.weight_sync_stuck if syncing else Cause.rollout_server_stuck
+    return Finding(cause=cause, what=what, since_seconds=since_seconds)
 
 
 def _for(since: float | None, now: float, never: float = 0.0) -> float:

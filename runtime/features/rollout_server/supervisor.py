@@ -15,7 +15,6 @@ each start of ranks, TRL sends all weights before the first rollout. The facts a
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from collections.abc import Mapping
@@ -75,10 +74,10 @@ TERM_SECONDS = 5.0
 """Between SIGTERM and SIGKILL when the server is ended."""
 TREE_SECONDS = 5.0
 """Between two looks for processes that the server has started."""
+WAITS = (Phase.generate, Phase.data)
+"""Phases in which a rank waits for what the server makes; AsyncGRPO gets it from its data loader."""
 ENGINE = "VLLM::"
 """How the titles of vLLM's engine processes begin."""
-ADAPTER = "trl-policy-v"
-"""How the names of adapters begin with which TRL's AsyncGRPO sends weights."""
 LAST_LINES = 5
 
 
@@ -138,7 +137,7 @@ class RunServer(SupervisorFeature):
             return None
         phases = [one for slot in slots.values() if slot is not None for one in slot.phases]
         self._syncing = watch.syncing = any(one.phase is Phase.weight_sync for one in phases)
-        waits = [one.since_seconds for one in phases if one.phase is Phase.generate]
+        waits = [one.since_seconds for one in phases if one.phase in WAITS]
         watch.waiting_since = min(waits, default=None)
         if self._server is None and watch.reading.answered_at is None:
             return None  # its address may be wrong: the script says so itself
@@ -155,8 +154,8 @@ class RunServer(SupervisorFeature):
         """Return that the server is to blame for ranks that could not reach it, or that wait for it."""
         if self._watch is None or verdict.cause in CAUSES:
             return None
-        waited = verdict.phase in (Phase.generate.name, Phase.weight_sync.name) and verdict.cause in (
-            Cause.generation_stall, Cause.no_progress
+        waited = verdict.phase in {one.name for one in (*WAITS, Phase.weight_sync)} and verdict.cause in (
+            Cause.generation_stall, Cause.data_stall, Cause.no_progress
         )  # fmt: skip
         if not waited and verdict.origin is not Origin.network:
             return None
@@ -283,7 +282,7 @@ class RunServer(SupervisorFeature):
 
     def _why_not_kept(self) -> str:
         """Return why a server that was not found dead or stuck cannot serve the next attempt, as the end of a
-        sentence; empty if it can. One that is kept is put in order.
+        sentence; empty if it can. One that is paused goes on; `_async.py` takes adapters back.
         """
         assert self._command is not None
         if self._syncing:
@@ -292,12 +291,6 @@ class RunServer(SupervisorFeature):
         try:
             if _watch.is_paused(url):
                 request(url, "POST", "/resume", seconds=_watch.ANSWER_SECONDS)
-            for adapter in self._adapters(url):
-                status, _ = request(
-                    url, "POST", "/v1/unload_lora_adapter", {"lora_name": adapter}, seconds=KEPT_TOKEN_SECONDS
-                )
-                if status != 200:
-                    return f"does not let go of the adapter {adapter}"
             one_token(url, seconds=KEPT_TOKEN_SECONDS)
         except (OSError, ServerError) as error:
             return f"does not answer ({error})"
@@ -305,16 +298,6 @@ class RunServer(SupervisorFeature):
             return finding.what
         self._reporter.write(ServerReady(seconds=time.monotonic() - began, kept=True))
         return ""
-
-    @staticmethod
-    def _adapters(base_url: str) -> list[str]:
-        """Return the adapters that earlier trainers have left, which a new one would load again."""
-        status, body = request(base_url, "GET", "/v1/models", seconds=_watch.ANSWER_SECONDS)
-        try:
-            names = [str(one["id"]) for one in json.loads(body)["data"]] if status == 200 else []
-        except (ValueError, LookupError, TypeError) as error:
-            raise ServerError("/v1/models cannot be read") from error
-        return [name for name in names if name.startswith(ADAPTER)]
 
     def _judge_again(self, *, asks: bool) -> Finding | None:
         """Look at the server now, for as long as a fault needs to be certain.
@@ -370,6 +353,7 @@ class RunServer(SupervisorFeature):
             step=step,
             phase=phase,
             confidence=finding.confidence,
+            since_seconds=finding.since_seconds,
             sentence=f"The rollout server at {url}{whose} {finding.what}.",
             signature=str(finding.cause),
             advice=(log,),

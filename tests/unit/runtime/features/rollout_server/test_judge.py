@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -98,6 +99,35 @@ def test_a_pause_or_a_missing_token_is_no_fault_while_weights_are_sent() -> None
 def test_a_server_that_is_stopped_while_weights_are_sent_has_a_name_of_its_own() -> None:
     """Its weights are of no policy."""
     assert found(Reading(), Processes(stopped=("python (7)", NOW - 60)), syncing=True) is SYNC
+
+
+def test_an_engine_that_does_not_answer_while_it_gets_weights_is_stuck() -> None:
+    """Once it is known how long it needs for them, and its counters of tokens stand still."""
+    silent = Reading(unanswered_since=NOW - 300, longest_sync_seconds=29.0)
+    assert found(silent, None, syncing=True) is SYNC
+    assert found(silent) is None  # then a token is asked for
+    assert found(replace(silent, worked_at=NOW - 100), syncing=True) is None
+    assert found(replace(silent, longest_sync_seconds=31.0), syncing=True) is None
+    assert found(replace(silent, longest_sync_seconds=None), syncing=True) is None
+
+
+@pytest.mark.parametrize(
+    ("reading", "processes", "seconds"),
+    [
+        (Reading(), Processes(gone=("VLLM::EngineCore (7)", NOW - 2)), 2.0),
+        (Reading(), Processes(stopped=("VLLM::EngineCore (7)", NOW - 4)), 4.0),
+        (Reading(refused_since=NOW - 3), OWN, 3.0),
+        (Reading(unhealthy_since=NOW - 5), OWN, 5.0),
+        (Reading(asked_at=NOW - 90), OWN, 90.0),
+    ],
+)
+def test_a_fault_is_dated_from_when_it_was_first_seen(
+    reading: Reading, processes: Processes, seconds: float
+) -> None:
+    """What confirms it takes part of the time until it is named."""
+    finding = judge(reading, processes, syncing=False, now=NOW)
+    assert finding is not None
+    assert finding.since_seconds == seconds
 
 
 def test_the_sentence_says_what_was_seen() -> None:
