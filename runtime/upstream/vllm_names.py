@@ -23,7 +23,9 @@ CLIENT = "vllm_client"
 SEND = "update_named_params"
 """Client method (metadata, iterator of names and tensors): send weights."""
 CLIENT_GENERATES = ("generate", "chat")
-"""Client methods (..., generation_kwargs=...)."""
+"""Client methods (..., n, generation_kwargs), which return a dictionary of lists, or of None."""
+ROWS = ("prompts", "messages", "features")
+"""Their parameters that have one entry for each prompt; `features` may be None."""
 JOIN, LEAVE = "init_communicator", "close_communicator"
 """Client methods (device) and (): make the group through which weights are sent, and forget it."""
 DIFFERENCE = "sampling/sampling_logp_difference/mean"

@@ -152,6 +152,7 @@ def test_a_killed_rank_leaves_a_server_that_is_kept(served: Callable[..., Served
     run = served()
     with run.held(after=2):
         run.until_step(2)
+        run.until_phase(0, Phase.reward)  # no weights are being sent
         run.ask("/pause?mode=keep")
         run.kill(1)
         run.until_event("incident")

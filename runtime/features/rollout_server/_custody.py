@@ -8,12 +8,7 @@ generators as before it, so the run ends in the same weights as an undisturbed o
 
 If that does not help, the attempt ends (`Cause.rollout_stale`), and the supervisor starts the server again.
 If it does not help then either, the evidence is not what was thought: the run goes on without it, with a
-warning. A healthy run is thus held up once.
-
-Requests get a seed each, made of the script's seed, the call, the step and the number of the request in the
-step, unless the script has set one in `generation_kwargs`. Without, a server draws from a generator of its
-own, which begins anew with it. vLLM gives each of a prompt's samples its own seed, and all prompts of a
-request the same ones: equal prompts in one request get equal samples.
+warning, and says of its samples that their origin is unknown. A healthy run is thus held up once.
 """
 
 from __future__ import annotations
@@ -22,15 +17,15 @@ import functools
 import itertools
 import math
 import time
-import zlib
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sized
+from contextlib import AbstractContextManager
 from typing import Any
 
 from accelerate.utils import broadcast_object_list
 
 from grpo_run.runtime.errors import AlarmRaised
 from grpo_run.runtime.features.rollout_server._evidence import Differences, Digest, Doubt, HeldWeights, Kind
+from grpo_run.runtime.features.rollout_server._seeds import CONCURRENT, Seeds
 from grpo_run.runtime.features.rollout_server.events import Origin, RolloutMade, WeightsSent
 from grpo_run.runtime.features.rollout_server.settings import NAME
 from grpo_run.runtime.history.events import IncidentConfirmed
@@ -81,7 +76,6 @@ class Custody:
     def __init__(self, session: Session, points: CallPoints) -> None:
         self._session = session
         self._trainer = points.trainer
-        self._train_call = points.train_call
         self._generation = getattr(points.trainer, vllm_names.GENERATION)
         self._client = getattr(self._generation, vllm_names.CLIENT, None)  # of rank 0
         self._alarm_step = read_alarm_step(session, points.train_call)
@@ -89,18 +83,11 @@ class Custody:
         self._differences = Differences()
         self._sent = 0
         self._digest = Digest()
-        self._requests: Counter[tuple[int, bool]] = Counter()
+        self._seeds = Seeds(points.trainer, points.train_call)
         if session.is_main:
-            handlers = {
-                vllm_names.SEND: [self._digest_sent],
-                **{name: [self._seed] for name in vllm_names.CLIENT_GENERATES},
-            }
-            points.hooks.enter_context(wrapped_methods(self._client, handlers))
-        points.hooks.enter_context(
-            wrapped_methods(
-                self._generation, {vllm_names.SYNC: [self.sync], vllm_names.GENERATE: [self.generate]}
-            )
-        )
+            points.hooks.enter_context(self._client_observed(self._client))
+        handlers = {vllm_names.SYNC: [self.sync], vllm_names.GENERATE: [self.generate]}
+        points.hooks.enter_context(wrapped_methods(self._generation, handlers))
         points.states.append(self)
 
     def sync(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -124,7 +111,7 @@ class Custody:
 
     def generate(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Generate one turn, with the weights that were sent last before it and after it."""
-        requests, trial = self._requests.copy(), 0
+        same_seeds, trial = self._seeds.remembered(), 0
         while True:
             samples, doubt = 0, self._agreed(self._held.doubt)
             if doubt is None:
@@ -134,7 +121,8 @@ class Custody:
                     return generated
                 samples = self._count(generated[rollout_names.COMPLETIONS])
             self._answer(doubt, trial, samples)
-            self._requests, trial = requests.copy(), trial + 1
+            same_seeds()
+            trial += 1
 
     def make(self, original: Callable[..., Any], inputs: Any, *args: Any, **kwargs: Any) -> Any:
         """Make a rollout, and judge by its log-probabilities where it comes from."""
@@ -142,7 +130,7 @@ class Custody:
             return original(inputs, *args, **kwargs)
         samples = self._count(inputs)
         for trial in itertools.count():
-            restore, requests = remembered(self._trainer), self._requests.copy()
+            restore, same_seeds = remembered(self._trainer), self._seeds.remembered()
             before = len(self._logged)
             made = original(inputs, *args, **kwargs)
             difference = self._logged[-1] if len(self._logged) > before else math.nan
@@ -150,23 +138,34 @@ class Custody:
             if doubt is None or self._answer(doubt, trial, samples):
                 break
             restore()
-            self._requests = requests
+            same_seeds()
         vouching = [*self._held.given]
         if math.isfinite(difference):
             vouching += [Kind.difference] * self._differences.known
             self._differences.accept(difference)
+        if self._held.ignored:  # whatever else vouches for it, something has said otherwise
+            vouching.clear()
         self._write(samples, Origin.meant if vouching else Origin.cannot_tell, ", ".join(vouching))
         return made
 
     def state(self) -> Mapping[str, Any]:
-        """Return what a checkpoint holds: the baseline, and the fingerprints that are known."""
-        return {NAME: {"differences": self._differences.accepted, "known": self._held.known}}
+        """Return what a checkpoint holds: the baseline, the fingerprints that are known, and evidence that
+        is ignored.
+        """
+        ignored = sorted(map(str, self._held.ignored))
+        return {
+            NAME: {"differences": self._differences.accepted, "known": self._held.known, "ignored": ignored}
+        }
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state` returned."""
-        kept = state.get(NAME) or {}
-        self._differences.accepted = [float(one) for one in kept.get("differences", ())]
-        self._held.known = {str(key): str(value) for key, value in kept.get("known", {}).items()}
+        """Restore what `state` returned; nothing from a checkpoint without it, or of another format."""
+        kept = state.get(NAME, {})
+        try:
+            self._differences.accepted = [float(one) for one in kept.get("differences", ())]
+            self._held.known = {str(key): str(value) for key, value in kept.get("known", {}).items()}
+            self._held.ignored = {Kind(one) for one in kept.get("ignored", ())}
+        except (AttributeError, TypeError, ValueError) as error:
+            self._session.warn_in_journal(f"the origin of rollouts is judged without a baseline: {error}")
 
     def _answer(self, doubt: Doubt, trial: int, samples: int = 0) -> bool:
         """Answer a doubt on all ranks: send the weights again; at the second time end the attempt. Return
@@ -184,12 +183,11 @@ class Custody:
             raise AlarmRaised(stale_alarm(self._step, text, doubt.kind))
         if trial:
             self._session.warn(
-                f"{text}, also after the server was started again; from here on this counts as usual"
+                f"{text}, also after the server was started again; from here on this counts as usual, and the"
+                " origin of samples as unknown"
             )
-            if doubt.kind is Kind.difference:
-                self._differences.accepted.clear()
-            else:
-                self._held.ignored.add(doubt.kind)
+            self._held.ignored.add(doubt.kind)
+            self._differences.accepted.clear()
             return True
         self._session.warn(f"{text}; they are sent again, and it is made again")
         if samples:
@@ -216,21 +214,17 @@ class Custody:
         getattr(self._client, vllm_names.JOIN)(device=self._trainer.accelerator.device)
         self._held.forget()
 
+    def _client_observed(self, client: Any) -> AbstractContextManager[None]:
+        """Digest what the client sends, and give its requests seeds."""
+        client.session.get_adapter(client.base_url).init_poolmanager(1, CONCURRENT)
+        seeded = {name: [self._seeds.send] for name in vllm_names.CLIENT_GENERATES}
+        return wrapped_methods(client, {vllm_names.SEND: [self._digest_sent], **seeded})
+
     def _digest_sent(
         self, original: Callable[..., Any], metadata: Any, tensors: Iterable[Any], *args: Any, **kwargs: Any
     ) -> Any:
         """Send tensors, and digest them."""
         return original(metadata, self._digest.over(tensors), *args, **kwargs)
-
-    def _seed(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Send a request to generate with a seed of its own."""
-        given = dict(kwargs.get("generation_kwargs") or {})
-        if "seed" not in given:
-            place = (self._step, bool(self._trainer.model.training))
-            parts = (self._trainer.args.seed, self._train_call, *place, self._requests[place])
-            self._requests[place] += 1
-            given["seed"] = zlib.crc32(repr(parts).encode())
-        return original(*args, **{**kwargs, "generation_kwargs": given})
 
     def _count(self, rows: Sized) -> int:
         """Return how many samples all ranks have, each as many as this one."""

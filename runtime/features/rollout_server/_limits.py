@@ -27,7 +27,7 @@ HEALTH_SECONDS = 10.0
 FIRST_SECONDS = 600.0
 """Of a route that has not answered yet: the server may compile, or load a library."""
 LEAST_SECONDS = 60.0
-WORK = ("completions", "generate", "update_weights")
+WORK = ("completions", "generate")
 """How the names of routes end whose answers take as long as their work."""
 FIRST_WORK_SECONDS = 1800.0
 LEAST_WORK_SECONDS = 600.0

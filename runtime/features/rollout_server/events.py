@@ -49,7 +49,9 @@ class ServerEnded(Event, kw_only=True, tag="rollout_server_ended"):
 
 
 class ServerUsed(Event, kw_only=True, tag="rollout_server_used"):
-    """A trainer generates with a server. `started_by_run` is false for one that the script names."""
+    """A trainer generates with a server, which TRL has reached. `started_by_run` is false for one that the
+    script names.
+    """
 
     base_url: str
     started_by_run: bool

@@ -118,7 +118,9 @@ class RolloutServerPart(RankFeature):
         trainer, self._custody = points.trainer, None
         if trainer is None:
             return
-        generation = getattr(trainer, vllm_names.GENERATION, None)
+        mark = functools.partial(_marked, session)
+        of_async = {name: [mark] for name in vllm_names.ASYNC_SYNCS}
+        points.hooks.enter_context(wrapped_methods(trainer, of_async))
         if hasattr(trainer, async_grpo_names.SENDS_ADAPTERS):
             # like `_custody`, it imports torch, which only the script may import first
             from grpo_run.runtime.features.rollout_server._adapters import AsyncCustody
@@ -126,20 +128,21 @@ class RolloutServerPart(RankFeature):
             custody = AsyncCustody(session, points)
             if session.is_main:
                 _async.prepare(trainer, points.hooks, session.notify, custody.took)
-        mark = functools.partial(_marked, session)
-        of_async = {name: [mark] for name in vllm_names.ASYNC_SYNCS}
-        points.hooks.enter_context(wrapped_methods(trainer, of_async))
+        generation = getattr(trainer, vllm_names.GENERATION, None)
+        if generation is not None:
+            points.hooks.enter_context(wrapped_methods(generation, {vllm_names.SYNC: [mark]}))
         if uses_server(trainer.args):
             if session.is_main:
                 server, address = server_of(session), address_of(trainer.args)
                 own = server is not None and server.base_url == address
-                session.journal.write(ServerUsed(rank=0, base_url=address, started_by_run=own))
+                adapters = async_grpo_names.sends_adapters(trainer)
+                session.journal.write(
+                    ServerUsed(rank=0, base_url=address, started_by_run=own, adapters=adapters)
+                )
             if generation is not None:
                 from grpo_run.runtime.features.rollout_server._custody import Custody
 
                 self._custody = Custody(session, points)
-        if generation is not None:
-            points.hooks.enter_context(wrapped_methods(generation, {vllm_names.SYNC: [mark]}))
 
     def rollouts(self, trainer: Any, session: Session, train_call: int, points: RolloutPoints) -> None:
         """Judge each rollout of a trainer whose server is asked."""

@@ -54,7 +54,7 @@ from grpo_run.runtime.launch.config import RunConfig
 from grpo_run.runtime.processes.companion import Companion
 from grpo_run.runtime.supervisor.points import Answer, Fault, FeatureFactory, SupervisorFeature
 from grpo_run.runtime.supervisor.policy import start_of
-from grpo_run.watchdog.causes import Cause, Origin
+from grpo_run.watchdog.causes import Cause, Origin, is_expired_limit
 from grpo_run.watchdog.observation import Phase, Slot
 from grpo_run.watchdog.processes import read_stat
 from grpo_run.watchdog.text import duration_text
@@ -79,6 +79,8 @@ WAITS = (Phase.generate, Phase.data)
 ENGINE = "VLLM::"
 """How the titles of vLLM's engine processes begin."""
 LAST_LINES = 5
+PARTS = "may hold parts of two policies: weights were being sent"
+"""Why a server is not kept, as the end of a sentence."""
 
 
 class RunServer(SupervisorFeature):
@@ -107,6 +109,9 @@ class RunServer(SupervisorFeature):
         """Have a server that answers, before any rank is started."""
         if not self._settings.command or node != 0:  # rank 0 alone talks to it
             self._forget()
+            if self._server is not None:
+                self._end_server("rank 0 is on another node now")
+            self._command = None
             return
         if self._server is not None:
             reason = self._must_restart or self._why_not_kept()
@@ -131,7 +136,7 @@ class RunServer(SupervisorFeature):
             self._watch = ServerWatch(named)
 
     def fault(self, slots: Mapping[int, Slot | None]) -> Verdict | None:
-        """Return that the server is dead or stuck, once it has answered in this attempt."""
+        """Return that the server is dead or stuck."""
         watch, now = self._watch, time.monotonic()
         if watch is None:
             return None
@@ -139,8 +144,6 @@ class RunServer(SupervisorFeature):
         self._syncing = watch.syncing = any(one.phase is Phase.weight_sync for one in phases)
         waits = [one.since_seconds for one in phases if one.phase in WAITS]
         watch.waiting_since = min(waits, default=None)
-        if self._server is None and watch.reading.answered_at is None:
-            return None  # its address may be wrong: the script says so itself
         finding = judge(watch.reading, self._observe(now), syncing=self._syncing, now=now)
         if finding is None:
             return None
@@ -159,12 +162,14 @@ class RunServer(SupervisorFeature):
         )  # fmt: skip
         if not waited and verdict.origin is not Origin.network:
             return None
-        finding = self._judge_again(asks=waited)
+        finding = self._judge_again(asks=waited or is_expired_limit([verdict.exception]))
         return None if finding is None else self._verdict(finding, verdict.step, verdict.phase)
 
     def answer(self, fault: Fault) -> Answer | None:
         """Restart the ranks with a server that works, within its own budget."""
         cause = fault.verdict.cause
+        if fault.verdict.phase == Phase.weight_sync.name:
+            self._must_restart = PARTS
         if cause not in CAUSES or self._watch is None:
             return None
         if self._server is None:
@@ -286,7 +291,7 @@ class RunServer(SupervisorFeature):
         """
         assert self._command is not None
         if self._syncing:
-            return "may hold parts of two policies: weights were being sent"
+            return PARTS
         url, began = self._command.base_url, time.monotonic()
         try:
             if _watch.is_paused(url):

@@ -52,6 +52,10 @@ class Session:
     def __init__(self, server: Server) -> None:
         self.server = server
 
+    def get_adapter(self, url: str) -> Any:
+        """Return what keeps connections."""
+        return SimpleNamespace(init_poolmanager=lambda hosts, connections: None)
+
     def request(self, method: str, url: str, *, json: Any, timeout: float) -> Any:
         """Ask the server."""
         status, content = self.server.answer(url.removeprefix("http://server"), json)
@@ -75,10 +79,12 @@ class Client:
         if self.server.takes:
             self.server.held = value
 
-    def generate(self, generation_kwargs: dict[str, Any] | None = None) -> float:
-        """Return what the server generates."""
+    def generate(
+        self, prompts: list[Any], n: int = 1, generation_kwargs: dict[str, Any] | None = None
+    ) -> dict[str, Any]:
+        """Return what the server generates: its weights."""
         self.seeds.append((generation_kwargs or {}).get("seed"))
-        return self.server.held
+        return {"completion_ids": [[self.server.held] for _ in prompts for _ in range(n)], "logprobs": None}
 
     def close_communicator(self) -> None:
         """Forget the group."""

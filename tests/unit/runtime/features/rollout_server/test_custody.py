@@ -35,8 +35,9 @@ class Generation:
 
     def generate(self, prompts: list[str]) -> tuple[Any, ...]:
         """Return completions: by which weights."""
-        made = self.vllm_client.generate(generation_kwargs=self._trainer.args.generation_kwargs)
-        return prompts, [[made]] * len(prompts), None, None
+        keywords = self._trainer.args.generation_kwargs
+        made = self.vllm_client.generate(prompts[::2], n=2, generation_kwargs=keywords)
+        return prompts, made["completion_ids"], None, None
 
 
 class Trainer:
@@ -145,10 +146,10 @@ def test_a_server_that_is_started_again_is_sent_the_weights(
         server.start_again()
     else:
 
-        def generate(**kwargs: Any) -> float:
+        def generate(*args: Any, **kwargs: Any) -> Any:
             client.generate = seeded
             server.start_again()
-            return float(original(**kwargs))
+            return original(*args, **kwargs)
 
         seeded, client.generate = client.generate, generate
     assert run.step() == 1.0
@@ -192,7 +193,9 @@ def test_stale_weights_end_the_attempt_before_they_are_trained_on(
 
 
 @pytest.mark.parametrize("kind", list(Kind))
-def test_a_run_is_not_held_up_twice(kind: Kind, session: Any, client: Any, server: Any) -> None:
+def test_a_run_is_not_held_up_twice(
+    kind: Kind, session: Any, client: Any, server: Any, origins: Callable[[], Any]
+) -> None:
     """The attempt before has ended for it, and it is no better with another server: it counts as usual, up to
     that step and later; other evidence still counts.
     """
@@ -213,6 +216,8 @@ def test_a_run_is_not_held_up_twice(kind: Kind, session: Any, client: Any, serve
         for _ in range(5):
             run.step()
         assert sum("counts as usual" in text for text in session.notified) == 1
+        assert [one for _, one in origins()][-5:] == ["cannot_tell"] * 5
+        assert run.custody.state()["rollout_server"]["ignored"] == [kind]
         if kind is not Kind.version:
             return
         server.takes = False

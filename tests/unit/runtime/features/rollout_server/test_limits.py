@@ -22,7 +22,7 @@ from grpo_run.runtime.features.rollout_server._limits import Answers, Limits, sh
         ("POST /pause", [3.0, 40.0, 1.0], 400),
         ("POST /v1/completions", [], 1800),
         ("POST /v1/chat/completions", [0.5], 600),
-        ("POST /update_weights", [0.5], 600),
+        ("POST /update_weights", [0.5], 60),
         ("POST /inference/v1/generate", [100.0], 1000),
         ("GET /health", [100.0], 10),
     ],
