@@ -7,6 +7,7 @@ they print with `-s` is the table in docs/reference/benchmarks.md.
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import json
 import os
@@ -61,7 +62,7 @@ class Served:
             "--max-model-len", "256", "--enforce-eager",
         ]  # fmt: skip
         self.output = folder / "out"
-        self.shared = {one.name for one in Path("/dev/shm").glob("psm_*")}
+        self.shared = set(Path("/dev/shm").glob("psm_*"))
         self.run: Run = runs(
             "--rollout-server", shlex.join(server), "--nproc-per-node", "1", "--snapshot-every", "2",
             str(SCRIPT), "--output-dir", str(self.output), "--model", str(model), "--lora",
@@ -140,6 +141,16 @@ class Served:
         assert len(self.run.events("incident")) == self.faults
         assert len(self.run.events("rollout_server_started")) == starts
         assert not alive([one["pid"] for one in self.run.events("rollout_server_started")])
+        assert not left_in_memory() - self.shared
+
+
+def left_in_memory() -> set[Path]:
+    """Return the shared memory that no process maps; servers of others may run."""
+    maps = ""
+    for one in Path("/proc").glob("[0-9]*/maps"):
+        with contextlib.suppress(OSError):
+            maps += one.read_text(errors="replace")
+    return {one for one in Path("/dev/shm").glob("psm_*") if str(one) not in maps}
 
 
 @pytest.fixture

@@ -168,7 +168,7 @@ class RunServer(SupervisorFeature):
     def answer(self, fault: Fault) -> Answer | None:
         """Restart the ranks with a server that works, within its own budget."""
         cause = fault.verdict.cause
-        if fault.verdict.phase == Phase.weight_sync.name:
+        if fault.verdict.phase == Phase.weight_sync.name and not self._record.adapters:
             self._must_restart = PARTS
         if cause not in CAUSES or self._watch is None:
             return None
@@ -290,7 +290,7 @@ class RunServer(SupervisorFeature):
         sentence; empty if it can. One that is paused goes on; `_async.py` takes adapters back.
         """
         assert self._command is not None
-        if self._syncing:
+        if self._syncing and not self._record.adapters:
             return PARTS
         url, began = self._command.base_url, time.monotonic()
         try:
