@@ -190,7 +190,7 @@ class RunServer(SupervisorFeature):
             return Answer(decision=Decision(action=Action.stop, reason=reason), at_once=True)
         self._must_restart = {
             Cause.rollout_server_dead: "is dead",
-            Cause.rollout_stale: "has answered with other weights again",
+            Cause.rollout_stale: "has answered with other weights",
         }.get(cause, "is stuck")
         reason = f"{start_of(self._history)}, with the rollout server started again"
         # `patient`: it does not count against the budget of the ranks
