@@ -10,7 +10,7 @@ all ranks before the step is trained (`Cause.rollout_stale`), and the supervisor
 Nothing is compared with the trainer's own log-probabilities, whose arithmetic differs, and nothing has to be
 equal: on a GPU, an answer depends on what else is in the batch. As long as an adapter moves the answers by
 less than they differ by themselves, nothing is said of it (`Origin.cannot_tell`): in the first steps its
-product is nearly zero. `Answers` is pure; `AsyncCustody` is called by `rank.py`.
+product is nearly zero. `PolicyAnswers` is pure; `AsyncCustody` is called by `rank.py`.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def distance(one: Scores, other: Scores) -> float:
     return max((abs(a - b) for a, b in zip(one, other, strict=True)), default=float("inf"))
 
 
-class Answers:
+class PolicyAnswers:
     """What a server has answered with each name.
 
     Args:
@@ -125,12 +125,12 @@ class AsyncCustody:
     def __init__(self, session: Session, points: CallPoints) -> None:
         self._session, self._trainer = session, points.trainer
         self._alarm_step = read_alarm_step(session, points.train_call)
-        self._answers: Answers | None = None
+        self._answers: PolicyAnswers | None = None
         self._samples = 0
         place = async_grpo_names.adapter_folder(points.trainer)  # None on other ranks than 0
         if place is not None:
             kept = async_grpo_names.staleness(points.trainer) + 1
-            self._answers = Answers(functools.partial(ask_scores, place[0]), kept)
+            self._answers = PolicyAnswers(functools.partial(ask_scores, place[0]), kept)
         points.hooks.enter_context(
             wrapped_methods(points.trainer, {name: [self._send] for name in vllm_names.ASYNC_SYNCS})
         )

@@ -13,7 +13,12 @@ from support.journal import event
 
 from grpo_run.runtime.errors import AlarmRaised
 from grpo_run.runtime.features.rollout_server import _adapters
-from grpo_run.runtime.features.rollout_server._adapters import Answers, AsyncCustody, ask_scores, distance
+from grpo_run.runtime.features.rollout_server._adapters import (
+    AsyncCustody,
+    PolicyAnswers,
+    ask_scores,
+    distance,
+)
 from grpo_run.runtime.rank.points import CallPoints
 
 BASE = (-1.0, -4.0, -9.0)
@@ -41,7 +46,7 @@ class Policies:
     """A trainer that sends a policy after each step."""
 
     def __init__(self, server: Server) -> None:
-        self.server, self.answers, self.version = server, Answers(server.ask, KEPT), 0
+        self.server, self.answers, self.version = server, PolicyAnswers(server.ask, KEPT), 0
 
     def send(self, off: float) -> str:
         """Send a policy that is so far from the model, and return its name."""
@@ -117,7 +122,7 @@ def test_without_answers_nothing_is_said(policies: Policies) -> None:
     policies.train(6)
     policies.server.held.clear()
     assert policies.answers.doubt() == ""
-    silent = Answers(lambda name: None, KEPT)
+    silent = PolicyAnswers(lambda name: None, KEPT)
     silent.loaded("v1")
     assert (silent.doubt(), silent.vouch) == ("", False)
 

@@ -75,7 +75,8 @@ def test_a_trainer_that_fails_does_not_wait_for_its_process() -> None:
 
     with ExitStack() as hooks:
         _async.watch_process(SimpleNamespace(rollout_worker=worker), hooks)
-        pytest.raises(SystemExit, train)
+        with pytest.raises(SystemExit):
+            train()
     assert (process.exitcode, worker.calls) == (-9, [_async.KILL_SECONDS])
 
 
