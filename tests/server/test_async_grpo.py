@@ -32,6 +32,8 @@ SCRIPT = Path(__file__).resolve().parents[1] / "scripts" / "async_grpo.py"
 STEPS = 20
 START_SECONDS = 300.0
 """For a server and ranks, on two busy cores."""
+STUCK = ("rollout_server_stuck", "weight_sync_stuck")
+"""The second one if the rank already waits for the pause in which it sends the next policy."""
 pytestmark = pytest.mark.timeout(1800)
 
 
@@ -114,7 +116,7 @@ class Served:
             assert time.monotonic() < deadline, self.run.tail()
             time.sleep(0.0005)
 
-    def healed(self, what: str, cause: str, *, within_seconds: float) -> dict[str, Any]:
+    def healed(self, what: str, *causes: str, within_seconds: float) -> dict[str, Any]:
         """Wait until the run has named the fault that was just injected and has taken a step again."""
         self.faults += 1
         began = time.time()
@@ -128,7 +130,7 @@ class Served:
             f" next step after {again['committed_at'] - began:.0f} s | {verdict['sentence']}",
             flush=True,
         )
-        assert incident["cause"] == cause, verdict
+        assert incident["cause"] in causes, verdict
         assert incident["time"] - began < within_seconds
         return verdict
 
@@ -166,7 +168,8 @@ def test_a_server_that_fails_is_started_again(served: Served) -> None:
     """Whatever of it fails."""
     served.take_steps(2)
     os.kill(served.engine, signal.SIGSTOP)
-    served.healed("engine stopped", "weight_sync_stuck", within_seconds=30)
+    verdict = served.healed("engine stopped", *STUCK, within_seconds=30)
+    assert "VLLM::EngineCor" in verdict["sentence"]
     served.take_steps(2)
     os.kill(served.engine, signal.SIGKILL)
     served.healed("engine killed", "rollout_server_dead", within_seconds=15)
