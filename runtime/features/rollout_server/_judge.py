@@ -3,8 +3,7 @@
     dead    its process has exited, its engine has, nothing listens at its port any more, or its own health
             check says so
     stuck   one of its processes is stopped by a signal; it is paused although nobody sends weights; or it has
-            not answered one token, or whether it is paused while it gets weights, for longer than it ever
-            needed, without any sign of work
+            not answered one token for longer than it ever needed, without any sign of work
 
 A server that is slow is not stuck: it may compile, read a long prompt, or serve other clients. Where nothing
 proves a fault, the limits of the ranks' phases count (`watchdog/stalls/deadlines.py`). Called by
@@ -45,8 +44,6 @@ class Reading:
         worked_at: when its own counters of tokens last rose.
         asked_at: when it was asked for a token that has not come yet.
         longest_answer_seconds: for one token, so far.
-        unanswered_since: it was asked whether it is paused, which its engine knows, and has not answered yet.
-        longest_sync_seconds: for that answer while weights were sent, so far; None before the first.
     """
 
     answered_at: float | None = None
@@ -56,8 +53,6 @@ class Reading:
     worked_at: float | None = None
     asked_at: float | None = None
     longest_answer_seconds: float = 0.0
-    unanswered_since: float | None = None
-    longest_sync_seconds: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,18 +107,12 @@ def judge(reading: Reading, processes: Processes | None, *, syncing: bool, now: 
             return _stuck(syncing, f"is stopped: {name} was stopped by a signal", now - since)
     if not syncing and (seconds := _for(reading.paused_since, now)) >= PAUSED_SECONDS:
         return _stuck(syncing, "is paused although nobody sends weights, and answers no request", seconds)
-    asked_at, longest_seconds, question = (
-        (reading.unanswered_since, reading.longest_sync_seconds, "whether it is paused")
-        if syncing
-        else (reading.asked_at, reading.longest_answer_seconds, "one token")
-    )
-    if longest_seconds is None:
-        return None  # how long its engine is busy with weights is not known yet
-    waited_seconds = min(_for(asked_at, now), _for(reading.worked_at, now, never=float("inf")))
-    if waited_seconds < max(LEAST_ANSWER_SECONDS, FACTOR_LONGEST * longest_seconds):
+    waited_seconds = min(_for(reading.asked_at, now), _for(reading.worked_at, now, never=float("inf")))
+    limit_seconds = max(LEAST_ANSWER_SECONDS, FACTOR_LONGEST * reading.longest_answer_seconds)
+    if syncing or waited_seconds < limit_seconds:
         return None
-    usual, waited = duration_text(longest_seconds), duration_text(waited_seconds)
-    text = f"has not answered {question} for {waited}, where it took at most {usual} before"
+    usual, waited = duration_text(reading.longest_answer_seconds), duration_text(waited_seconds)
+    text = f"has not answered one token for {waited}, where it took at most {usual} before"
     return replace(_stuck(syncing, text, waited_seconds), confidence="deadline")
 
 

@@ -169,18 +169,13 @@ class ServerWatch:
         return thread
 
     def _ask_whether_paused(self) -> None:
-        began, syncing, longest = time.monotonic(), self.syncing, self.reading.longest_sync_seconds
-        self._note(unanswered_since=began)
-        paused = False
+        began, syncing = time.monotonic(), self.syncing
         try:
             paused = is_paused(self.base_url, seconds=TOKEN_SECONDS)
         except (OSError, ServerError):
-            pass  # what it means, the health check tells
-        else:
-            if syncing:
-                longest = max(longest or 0.0, time.monotonic() - began)
-        since = self._since(self.reading.paused_since, paused and not syncing and not self.syncing, began)
-        self._note(unanswered_since=None, longest_sync_seconds=longest, paused_since=since)
+            paused = False  # what it means, the health check tells
+        counts = paused and not syncing and not self.syncing
+        self._note(paused_since=self._since(self.reading.paused_since, counts, began))
 
     def _ask_for_token(self) -> None:
         began = time.monotonic()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -99,16 +98,6 @@ def test_a_pause_or_a_missing_token_is_no_fault_while_weights_are_sent() -> None
 def test_a_server_that_is_stopped_while_weights_are_sent_has_a_name_of_its_own() -> None:
     """Its weights are of no policy."""
     assert found(Reading(), Processes(stopped=("python (7)", NOW - 60)), syncing=True) is SYNC
-
-
-def test_an_engine_that_does_not_answer_while_it_gets_weights_is_stuck() -> None:
-    """Once it is known how long it needs for them, and its counters of tokens stand still."""
-    silent = Reading(unanswered_since=NOW - 300, longest_sync_seconds=29.0)
-    assert found(silent, None, syncing=True) is SYNC
-    assert found(silent) is None  # then a token is asked for
-    assert found(replace(silent, worked_at=NOW - 100), syncing=True) is None
-    assert found(replace(silent, longest_sync_seconds=31.0), syncing=True) is None
-    assert found(replace(silent, longest_sync_seconds=None), syncing=True) is None
 
 
 @pytest.mark.parametrize(
