@@ -183,7 +183,7 @@ function addLanes({ now, ranks }, whole) {
   when("legend", present, () => $(".legend").replaceChildren(...present.map(phase => {
     const swatch = make("i");
     swatch.style.background = phaseColor(phase);
-    return make("li", {}, swatch, phase.replace("_", " and "));
+    return make("li", {}, swatch, phase.replace("forward_", "forward and ").replace("_", " "));
   })));
 }
 

@@ -9,8 +9,8 @@ all ranks before the step is trained (`Cause.rollout_stale`), and the supervisor
 
 Nothing is compared with the trainer's own log-probabilities, whose arithmetic differs, and nothing has to be
 equal: on a GPU, an answer depends on what else is in the batch. As long as an adapter moves the answers by
-less than they differ by themselves, nothing is said of it (`Origin.cannot_tell`): in the first steps its
-product is nearly zero. `PolicyAnswers` is pure; `AsyncCustody` is called by `rank.py`.
+less than they differ by themselves, nothing is said of it (`SampleOrigin.cannot_tell`): in the first steps
+its product is nearly zero. `PolicyAnswers` is pure; `AsyncCustody` is called by `rank.py`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from grpo_run.runtime.errors import AlarmRaised
 from grpo_run.runtime.features.rollout_server._custody import read_alarm_step, stale_alarm
 from grpo_run.runtime.features.rollout_server._evidence import ASK_SECONDS, FACTOR, PROMPT, TRIES
 from grpo_run.runtime.features.rollout_server._watch import ServerError, request
-from grpo_run.runtime.features.rollout_server.events import Origin, RolloutMade, WeightsSent
+from grpo_run.runtime.features.rollout_server.events import RolloutMade, SampleOrigin, WeightsSent
 from grpo_run.runtime.rank.points import CallPoints
 from grpo_run.runtime.rank.session import Session
 from grpo_run.runtime.upstream import async_grpo_names, vllm_names
@@ -159,26 +159,26 @@ class AsyncCustody:
             AlarmRaised: one answers as another; on all ranks.
         """
         if not async_grpo_names.sends_adapters(self._trainer):
-            return self._write(step, Origin.cannot_tell)
+            return self._write(step, SampleOrigin.cannot_tell)
         found = [self._answers.doubt() if self._answers is not None else ""]
         broadcast_object_list(found, from_process=0)
         doubt = found[0]
         if not doubt:
             vouch = self._answers is not None and self._answers.vouch
-            return self._write(step, Origin.meant if vouch else Origin.cannot_tell)
+            return self._write(step, SampleOrigin.meant if vouch else SampleOrigin.cannot_tell)
         text = f"the samples of step {step} are not of the weights that were sent: {doubt}"
         if step > self._alarm_step:
-            self._write(step, Origin.stale, doubt)
+            self._write(step, SampleOrigin.stale, doubt)
             raise AlarmRaised(stale_alarm(step, text, "adapter"))
         self._session.warn(
             f"{text}, also after the server was started again; from here on this counts as usual"
         )
         self._answers = None
-        return self._write(step, Origin.cannot_tell)
+        return self._write(step, SampleOrigin.cannot_tell)
 
-    def _write(self, step: int, origin: Origin, because: str = "log-probabilities") -> None:
+    def _write(self, step: int, origin: SampleOrigin, because: str = "log-probabilities") -> None:
         if self._session.is_main and self._samples:
-            because = "" if origin is Origin.cannot_tell else because
+            because = "" if origin is SampleOrigin.cannot_tell else because
             self._session.journal.write(
                 RolloutMade(rank=0, step=step, samples=self._samples, origin=str(origin), because=because)
             )

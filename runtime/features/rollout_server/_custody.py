@@ -26,7 +26,7 @@ from accelerate.utils import broadcast_object_list
 from grpo_run.runtime.errors import AlarmRaised
 from grpo_run.runtime.features.rollout_server._evidence import Differences, Digest, Doubt, HeldWeights, Kind
 from grpo_run.runtime.features.rollout_server._seeds import CONCURRENT, Seeds
-from grpo_run.runtime.features.rollout_server.events import Origin, RolloutMade, WeightsSent
+from grpo_run.runtime.features.rollout_server.events import RolloutMade, SampleOrigin, WeightsSent
 from grpo_run.runtime.features.rollout_server.settings import NAME
 from grpo_run.runtime.history.events import IncidentConfirmed
 from grpo_run.runtime.history.journal import read_newest
@@ -113,7 +113,7 @@ class Custody:
         """Generate one turn, with the weights that were sent last before it and after it."""
         same_seeds, trial = self._seeds.remembered(), 0
         while True:
-            samples, doubt = 0, self._agreed(self._held.doubt)
+            samples, doubt = 0, self._agreed(functools.partial(self._held.doubt, generated=False))
             if doubt is None:
                 generated = original(*args, **kwargs)
                 doubt = self._agreed(self._held.doubt)
@@ -145,7 +145,9 @@ class Custody:
             self._differences.accept(difference)
         if self._held.ignored:  # whatever else vouches for it, something has said otherwise
             vouching.clear()
-        self._write(samples, Origin.meant if vouching else Origin.cannot_tell, ", ".join(vouching))
+        self._write(
+            samples, SampleOrigin.meant if vouching else SampleOrigin.cannot_tell, ", ".join(vouching)
+        )
         return made
 
     def state(self) -> Mapping[str, Any]:
@@ -191,7 +193,7 @@ class Custody:
             return True
         self._session.warn(f"{text}; they are sent again, and it is made again")
         if samples:
-            self._write(samples, Origin.stale, doubt.text)
+            self._write(samples, SampleOrigin.stale, doubt.text)
         if self._session.is_main:
             self._join_anew()
         getattr(self._generation, vllm_names.SYNC)()
@@ -230,7 +232,7 @@ class Custody:
         """Return how many samples all ranks have, each as many as this one."""
         return len(rows) * self._session.world_size
 
-    def _write(self, samples: int, origin: Origin, because: str) -> None:
+    def _write(self, samples: int, origin: SampleOrigin, because: str) -> None:
         if self._session.is_main:
             self._session.journal.write(
                 RolloutMade(rank=0, step=self._step, samples=samples, origin=str(origin), because=because)

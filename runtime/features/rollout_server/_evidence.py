@@ -175,8 +175,13 @@ class HeldWeights:
         held = answer.get("weight_version") if isinstance(answer, Mapping) else None
         return held is not None and held != self._version
 
-    def doubt(self) -> Doubt | None:
-        """Ask whether it still holds what was sent last."""
+    def doubt(self, *, generated: bool = True) -> Doubt | None:
+        """Ask whether it still holds what was sent last.
+
+        Args:
+            generated: it has generated since; otherwise its fingerprint, which may take as long as a token of
+                a busy server, is left for then.
+        """
         if self.lost():
             text = "the server does not know their version: it was started again, or sent other weights"
             return Doubt(kind=Kind.version, text=text)
@@ -185,9 +190,8 @@ class HeldWeights:
         if self._replayed:
             text = "the server answers as it did with other weights, which it was sent before"
             return Doubt(kind=Kind.fingerprint, text=text)
-        for _ in range(TRIES):
-            if self._ask_fingerprint() in (self._fingerprint, ""):
-                return None
+        if not generated or any(self._ask_fingerprint() in (self._fingerprint, "") for _ in range(TRIES)):
+            return None
         text = "the server answers otherwise than after the last weights were sent"
         return Doubt(kind=Kind.fingerprint, text=text)
 

@@ -93,7 +93,9 @@ def judge(reading: Reading, processes: Processes | None, *, syncing: bool, now: 
     """
     if processes is not None:
         if processes.exit_code is not None:
-            return _dead(f"has exited {ended_with(processes.exit_code)}", 0.0)
+            after = f", after its engine {processes.gone[0]}" if processes.gone is not None else ""
+            seconds = now - processes.gone[1] if processes.gone is not None else 0.0
+            return _dead(f"has exited {ended_with(processes.exit_code)}{after}", seconds)
         if processes.gone is not None and (seconds := now - processes.gone[1]) >= CONFIRM_SECONDS:
             return _dead(f"has lost its engine: {processes.gone[0]} has exited", seconds)
     confirm_seconds = CONFIRM_SECONDS if processes is not None else FOREIGN_SECONDS

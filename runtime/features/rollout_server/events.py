@@ -16,7 +16,7 @@ from grpo_run.watchdog.observation import Phase
 from grpo_run.watchdog.text import TextEnum, duration_text
 
 
-class Origin(TextEnum):
+class SampleOrigin(TextEnum):
     """Which policy made a rollout, as far as it is proved. The values are metric labels."""
 
     meant = "meant"
@@ -94,7 +94,7 @@ class RolloutServer(HistoryPart):
         start_seconds: how long its last start took.
         syncs: how often weights were sent, and `sync_seconds` how long that took in all.
         longest_sync_seconds: of them.
-        samples: by `Origin`.
+        samples: by `SampleOrigin`.
     """
 
     EVENTS: ClassVar[tuple[type[Event], ...]] = (
@@ -165,8 +165,8 @@ class RolloutServer(HistoryPart):
         made = sum(self.samples.values())
         if not made:
             return ""
-        kept = made - self.samples[Origin.stale]
-        unknown, stale = self.samples[Origin.cannot_tell], self.samples[Origin.stale]
+        kept = made - self.samples[SampleOrigin.stale]
+        unknown, stale = self.samples[SampleOrigin.cannot_tell], self.samples[SampleOrigin.stale]
         if unknown == kept:
             text = f"{kept:,}; the server cannot tell which policy has made them"
         elif unknown:
@@ -178,7 +178,7 @@ class RolloutServer(HistoryPart):
 
     def ended(self) -> Sequence[str]:
         """Return a sentence if samples of other weights were found."""
-        if not self.samples[Origin.stale]:
+        if not self.samples[SampleOrigin.stale]:
             return ()
         return (f"Samples: {self.custody()}.",)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from grpo_run.runtime.features.rollout_server.events import Origin, RolloutServer
+from grpo_run.runtime.features.rollout_server.events import RolloutServer, SampleOrigin
 from grpo_run.runtime.metrics import Metric, RunObservation, Value, Values, counter, gauge
 
 
@@ -15,7 +15,7 @@ def _up(run: RunObservation) -> Value:
 def _samples(run: RunObservation) -> Values:
     """Samples by the policy that has made them."""
     samples = run.history.part(RolloutServer).samples
-    return {origin.value: samples[origin.value] for origin in Origin}
+    return {origin.value: samples[origin.value] for origin in SampleOrigin}
 
 
 METRICS: tuple[Metric[RunObservation], ...] = (

@@ -18,7 +18,6 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 from grpo_run.runtime.errors import EXIT_STOPPED, ConfigError, ProcessError
@@ -334,9 +333,6 @@ class RunServer(SupervisorFeature):
         if self._server is None:
             return None
         before = self._processes
-        if (code := self._server.exit_code()) is not None:
-            self._processes = replace(before, exit_code=code)
-            return self._processes
         if now - self._tree_read_at >= TREE_SECONDS:  # reads all processes of the machine
             self._tree_read_at = now
             self._tree = {pid: one.name for pid, one in self._server.processes().items()}
@@ -345,7 +341,9 @@ class RunServer(SupervisorFeature):
         stopped = next((f"{one.name} ({pid})" for pid, one in alive.items() if one.state in "Tt"), None)
         gone = next((f"{name} ({pid})" for pid, name in self._engines.items() if pid not in alive), None)
         self._processes = Processes(
-            stopped=_since(before.stopped, stopped, now), gone=_since(before.gone, gone, now)
+            exit_code=self._server.exit_code(),
+            stopped=_since(before.stopped, stopped, now),
+            gone=_since(before.gone, gone, now),
         )
         return self._processes
 

@@ -29,7 +29,7 @@ from grpo_run.dashboards.metrics.catalogue import (
 from grpo_run.runtime.features import modules
 from grpo_run.runtime.features.learning_guards.settings import LearningGuard
 from grpo_run.runtime.features.masking.events import MaskingReason
-from grpo_run.runtime.features.rollout_server.events import Origin
+from grpo_run.runtime.features.rollout_server.events import SampleOrigin
 from grpo_run.runtime.history.recovery import Recovery
 from grpo_run.runtime.history.status import RunStatus
 from grpo_run.runtime.history.totals import CheckpointResult
@@ -145,7 +145,7 @@ CLOSED = {
     "guard": {guard.value for guard in LearningGuard},
     "kind": {"anonymous", "file", "shared", "pinned"},
     "helper": {"data_workers", "other", "grpo_run"},
-    "origin": {origin.value for origin in Origin},
+    "origin": {origin.value for origin in SampleOrigin},
     "reason": {*(reason.value for reason in EndReason), *map(str, MaskingReason)},
 }
 """The values of labels that are no ranks and no names."""

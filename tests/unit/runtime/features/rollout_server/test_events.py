@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from grpo_run.runtime.features.rollout_server.events import (
-    Origin,
     RolloutMade,
     RolloutServer,
+    SampleOrigin,
     ServerEnded,
     ServerReady,
     ServerStarted,
@@ -18,7 +18,7 @@ from grpo_run.runtime.history.events import AttemptStarted
 from grpo_run.watchdog.observation import Phase
 
 
-def replayed(*samples: tuple[Origin, int]) -> RolloutServer:
+def replayed(*samples: tuple[SampleOrigin, int]) -> RolloutServer:
     """A run whose server has made these samples."""
     server = RolloutServer()
     server.apply(ServerStarted(pid=7, port=8123, log="log"))
@@ -32,28 +32,28 @@ def replayed(*samples: tuple[Origin, int]) -> RolloutServer:
     ("samples", "said"),
     [
         ([], ""),
-        ([(Origin.meant, 12_800)], "12,800, all from the policy that was meant"),
-        ([(Origin.cannot_tell, 8)], "8; the server cannot tell which policy has made them"),
+        ([(SampleOrigin.meant, 12_800)], "12,800, all from the policy that was meant"),
+        ([(SampleOrigin.cannot_tell, 8)], "8; the server cannot tell which policy has made them"),
         (
-            [(Origin.meant, 8), (Origin.stale, 8), (Origin.meant, 8)],
+            [(SampleOrigin.meant, 8), (SampleOrigin.stale, 8), (SampleOrigin.meant, 8)],
             "16, all from the policy that was meant; 8 of other weights were thrown away and made again",
         ),
         (
-            [(Origin.meant, 8), (Origin.cannot_tell, 4)],
+            [(SampleOrigin.meant, 8), (SampleOrigin.cannot_tell, 4)],
             ("12; for 4 the server could not tell which policy has made them, the others are from the"
             " policy that was meant"),
         ),
     ],
 )  # fmt: skip
-def test_the_samples_have_one_sentence(samples: list[tuple[Origin, int]], said: str) -> None:
+def test_the_samples_have_one_sentence(samples: list[tuple[SampleOrigin, int]], said: str) -> None:
     """Samples that were thrown away are no samples of the run."""
     assert replayed(*samples).custody() == said
 
 
 def test_stale_samples_are_told_at_the_end() -> None:
     """Others are not worth a sentence."""
-    assert replayed((Origin.meant, 8)).ended() == ()
-    assert "8 of other weights" in replayed((Origin.meant, 8), (Origin.stale, 8)).ended()[0]
+    assert replayed((SampleOrigin.meant, 8)).ended() == ()
+    assert "8 of other weights" in replayed((SampleOrigin.meant, 8), (SampleOrigin.stale, 8)).ended()[0]
 
 
 def test_a_server_is_up_from_its_answer_to_its_end() -> None:
