@@ -62,21 +62,29 @@ class PolicyAnswers:
         self._held: dict[str, Scores] = {}
         self._doubt = ""
         self._repeats, self._noise, self._moved = 0, FLOOR, 0.0
+        self._blind = 0
+        """So many policies have to be loaded until all that samples may come from are known again."""
 
     def loaded(self, name: str) -> None:
         """Note that an adapter was loaded, and take its answer."""
         self._base = self._base or self._ask("")
-        scores = self._ask(name)
-        if self._base is None or scores is None:
-            return
         last = next(reversed(self._held.values()), None)
-        if last is not None:
-            before, jump = distance(last, self._base), distance(last, scores)
-            returns = FACTOR * distance(scores, self._base) < jump
-            if returns and before > FACTOR * max(self._moved, self._reach):
-                self._doubt = f"{name} answers as the model without an adapter"
-            else:
+        scores: Scores | None = None
+        for _ in range(TRIES):
+            scores = self._ask(name)
+            if self._base is None or scores is None:
+                self._blind = self._kept
+                self._held.clear()
+                return
+            before, jump = (distance(last or scores, one) for one in (self._base, scores))
+            far = before > FACTOR * max(self._moved, self._reach)
+            if not far or FACTOR * distance(scores, self._base) >= jump:
                 self._moved = max(self._moved, jump)
+                break
+        else:
+            self._doubt = f"{name} answers as the model without an adapter"
+        assert scores is not None
+        self._blind = max(0, self._blind - 1)
         self._held[name] = scores
         for old in list(self._held)[: -self._kept]:
             del self._held[old]
@@ -89,7 +97,8 @@ class PolicyAnswers:
             others = {one: scores for one, scores in self._held.items() if one != name}
             for _ in range(TRIES):
                 scores = self._ask(name)
-                if scores is None:  # its samples were refused, too
+                if scores is None:
+                    self._blind = self._kept
                     break
                 off = distance(scores, own)
                 named = {"the model without an adapter": self._base, **others}
@@ -105,7 +114,7 @@ class PolicyAnswers:
     def vouch(self) -> bool:
         """Whether the answers of all policies are known to differ from the model's."""
         base = self._base
-        known = base is not None and bool(self._held) and self._repeats >= LEAST_REPEATS
+        known = base is not None and bool(self._held) and not self._blind and self._repeats >= LEAST_REPEATS
         return known and all(distance(one, base or ()) > self._reach for one in self._held.values())
 
     @property

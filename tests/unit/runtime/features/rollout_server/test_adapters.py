@@ -79,6 +79,26 @@ def test_policies_vouch_once_they_differ_from_the_model(policies: Policies) -> N
     assert policies.answers.vouch
 
 
+@pytest.mark.parametrize("missing", ["load", "check"])
+def test_without_an_answer_nothing_vouches_until_all_policies_are_known_again(
+    policies: Policies, missing: str
+) -> None:
+    """A server that is too busy to answer has not proved anything."""
+    policies.train(6)
+    ask = policies.answers._ask
+    policies.answers._ask = lambda name: None
+    if missing == "load":
+        policies.send(0.6)
+    else:
+        assert policies.answers.doubt() == ""
+    policies.answers._ask = ask
+    for _ in range(KEPT - 1):
+        policies.train(1)
+        assert not policies.answers.vouch
+    policies.train(1)
+    assert policies.answers.vouch
+
+
 @pytest.mark.parametrize("behind", range(KEPT))
 def test_a_name_that_answers_as_the_model_is_found(policies: Policies, behind: int) -> None:
     """Also one of an earlier policy: samples of it still wait."""
@@ -133,6 +153,9 @@ def test_a_single_odd_answer_is_asked_for_again(policies: Policies) -> None:
     right, odd = policies.server.ask, [list(BASE)]
     policies.answers._ask = lambda name: odd.pop() if odd else right(name)
     assert policies.answers.doubt() == ""
+    policies.train(6)
+    odd.append(list(BASE))
+    policies.train(1)
 
 
 def test_answers_to_different_prompts_are_not_compared() -> None:
