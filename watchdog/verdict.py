@@ -59,7 +59,8 @@ class Verdict:
     the script are counted: it has used a Trainer or the loop. `alarm` is set if the ranks ended the attempt
     on purpose, `failed_reward` to the reward function that has raised or has not returned in time, and
     `shortage` to the memory that was exhausted, with the phase that died. `exception` is the class of the
-    script's own exception; empty if none has ended it.
+    script's own exception; empty if none has ended it. `since_seconds` is how long before the verdict the
+    fault was first seen, if something else than the ranks has shown it.
     """
 
     cause: Cause
@@ -86,6 +87,7 @@ class Verdict:
     failed_reward: RewardFunction | None = None
     shortage: Shortage | None = None
     exception: str = ""
+    since_seconds: float = 0.0
 
     @property
     def repeat_key(self) -> str:

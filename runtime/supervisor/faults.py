@@ -144,10 +144,8 @@ class FaultHandler:
 
     def _wall_time_of_fault(self, context: IncidentContext, exits_unseen_since: float) -> float:
         """Return when the fault began, in seconds since the epoch, as far as clocks show it."""
-        finding, outside = context.finding, context.outside
+        finding = context.finding
         began_at = exits_unseen_since if finding is None else finding.began_at_seconds
-        if outside is not None:
-            began_at = min(began_at, outside.since_seconds)
         return time.time() - (time.monotonic() - began_at)
 
     def _answer(self, context: IncidentContext, evidence: Evidence, verdict: Verdict) -> Answer | None:
@@ -244,6 +242,7 @@ class FaultHandler:
         error = next((one.error for one in incident.evidence.failed if one.rank == verdict.culprit), None)
         hung = incident.evidence.deadlock is not None or incident.evidence.stall is not None
         failed_at = began_at if hung or error is None else error.wall_time
+        failed_at = min(failed_at, time.time() - verdict.since_seconds)
         lost_connection, also_failed = incident.evidence.other_failures(verdict)
         train_calls = [slot.train_call for slot in slots.values() if slot is not None]
         self._reporter.write(

@@ -25,7 +25,6 @@ from grpo_run.runtime.processes.ranks import RankGroup
 from grpo_run.runtime.supervisor.attempt import Attempt
 from grpo_run.runtime.supervisor.detection.detector import HangDetector
 from grpo_run.runtime.supervisor.detection.finding import HangFinding
-from grpo_run.runtime.supervisor.points import OutsideFault
 from grpo_run.watchdog.causes import Cause
 from grpo_run.watchdog.deadlocks.collectives import CONSENSUS_GROUP, CollectiveProgress
 from grpo_run.watchdog.deadlocks.positions import Position
@@ -71,7 +70,7 @@ class IncidentContext:
     detector: HangDetector
     best_position: tuple[int, int]
     finding: HangFinding | None = None
-    outside: OutsideFault | None = None
+    outside: Verdict | None = None
     stop_seconds: float = 0.0
     kills_of: Callable[[Collection[Exit]], KernelKills] = lambda exits: KernelKills()
 
@@ -161,7 +160,7 @@ def gather(run: RunDirectory, context: IncidentContext) -> OpenIncident:
         deadlock=finding.deadlock if finding is not None else None,
         stall=finding.stall if finding is not None else None,
         stop_seconds=context.stop_seconds,
-        outside=context.outside.verdict if context.outside is not None else None,
+        outside=context.outside,
         exits=tuple(attempt.exits.seen),
         errors=attempt.exits.errors_of_others(attempt.local_rank_of),
         positions=positions,

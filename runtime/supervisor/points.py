@@ -64,14 +64,6 @@ class Answer:
 
 
 @dataclass(frozen=True, kw_only=True)
-class OutsideFault:
-    """A fault outside the ranks, and since when it is seen, in monotonic seconds."""
-
-    verdict: Verdict
-    since_seconds: float
-
-
-@dataclass(frozen=True, kw_only=True)
 class EndRemark:
     """What a feature says at the end of a run.
 
@@ -126,7 +118,7 @@ class SupervisorFeature:
     def poll(self) -> None:
         """Several times a second while ranks run. What they have written to the journal is in the history."""
 
-    def fault(self, slots: Mapping[int, Slot | None]) -> OutsideFault | None:
+    def fault(self, slots: Mapping[int, Slot | None]) -> Verdict | None:
         """Return a fault outside the ranks that they cannot survive. Asked when `poll` is, whether ranks have
         failed or not.
 

@@ -55,13 +55,14 @@ from grpo_run.runtime.supervisor.host_watch import HostWatch
 from grpo_run.runtime.supervisor.incident import IncidentContext
 from grpo_run.runtime.supervisor.no_trainer import NoTrainerWatch
 from grpo_run.runtime.supervisor.outcome import RunOutcome
-from grpo_run.runtime.supervisor.points import FeatureFactory, OutsideFault
+from grpo_run.runtime.supervisor.points import FeatureFactory
 from grpo_run.runtime.supervisor.setting_aside import set_aside
 from grpo_run.runtime.supervisor.stop import StopRequest
 from grpo_run.runtime.supervisor.stop_means import StopMeans, stop_code
 from grpo_run.watchdog.memory.phase_memory import RankMemory
 from grpo_run.watchdog.observation import Exit, Slot
 from grpo_run.watchdog.stalls.step_clock import UNSEEN_SECONDS
+from grpo_run.watchdog.verdict import Verdict
 
 LEAST_POLL_SECONDS = 0.01
 """Least time between two polls that are asked for."""
@@ -420,7 +421,7 @@ class Supervisor:
         ranks: RankGroup,
         slots: dict[int, Slot | None],
         finding: HangFinding | None = None,
-        outside: OutsideFault | None = None,
+        outside: Verdict | None = None,
     ) -> Directive:
         resolution = self._faults.handle(
             self._incident(ranks, finding=finding, outside=outside),

@@ -23,6 +23,13 @@ SENDS_ADAPTERS = "_lora_sync"
 CLIENT = "vllm_client"
 """Trainer attribute, on rank 0: the client, whose `server_url` is the server's address."""
 
+ADAPTER = "_lora_name"
+"""Trainer attribute: how the names of its adapters begin."""
+VERSION = "model_version"
+"""Attribute of trainer and sample: the number of a policy."""
+STALENESS = "max_staleness"
+"""Field of the configuration: by how many policies a sample may be older than the trainer."""
+
 
 def rollout_process(worker: Any) -> Any | None:
     """Return the process that makes the rollouts; None if there is none now, or the worker is another."""
@@ -37,6 +44,26 @@ def forget_process(worker: Any) -> None:
 def adapter_folder(trainer: Any) -> tuple[str, str] | None:
     """Return the server's address and the folder of the adapters; None where the trainer sends none."""
     client = getattr(trainer, CLIENT, None)
-    if client is None or not getattr(trainer, SENDS_ADAPTERS, False):
+    if client is None or not sends_adapters(trainer):
         return None
     return str(client.server_url), str(getattr(trainer, ADAPTER_FOLDER))
+
+
+def sends_adapters(trainer: Any) -> bool:
+    """Whether it sends its weights as an adapter; equal on all ranks."""
+    return bool(getattr(trainer, SENDS_ADAPTERS, False))
+
+
+def policy(trainer: Any) -> str:
+    """Return the name under which the trainer has sent its weights last."""
+    return f"{getattr(trainer, ADAPTER, '')}-v{getattr(trainer, VERSION)}"
+
+
+def staleness(trainer: Any) -> int:
+    """Return by how many policies a sample may be older than the trainer."""
+    return int(getattr(trainer.args, STALENESS))
+
+
+def is_too_old(trainer: Any, sample: Any) -> bool:
+    """Whether the trainer drops a sample."""
+    return int(getattr(trainer, VERSION)) - int(getattr(sample, VERSION)) > staleness(trainer)

@@ -8,6 +8,7 @@
     rank.py         redirects TRL's client to the server, and marks what it does on the board
     _limits.py      time limits of the requests to a server
     _custody.py     which policy made each rollout, and rollouts that are made again
+    _adapters.py    the same for AsyncGRPO, whose policies are adapters
     _evidence.py    what proves it: versions, fingerprints, differences. Rank 0 asks
     _seeds.py       seeds of requests, so that a server that is started again samples the same
 """

@@ -2,7 +2,8 @@
 
     prepare         both of the following, on rank 0
     watch_process   TRL looks every 5 s whether its process has failed, and not at all whether it was killed;
-                    then it waits for ever for an answer of a dead process. Here its end is an error at once
+                    then it waits for ever for an answer of a dead process. Here its end is an error at once,
+                    and an error of the trainer is its end
     take_back       the server still holds the adapters of a rank that was killed, and may be paused. The next
                     one would send an adapter of the same name, which vLLM refuses
 
@@ -15,6 +16,7 @@ import functools
 import json
 import os
 import signal
+import sys
 from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
@@ -25,6 +27,8 @@ from grpo_run.runtime.upstream.patches import override_attributes, wrapped_metho
 
 POLL_SECONDS = 1.0
 """How long the trainer waits for a rollout before it looks whether the process lives; TRL: 5."""
+KILL_SECONDS = 10.0
+"""How long a killed process may take to exit."""
 TAKE_BACK_SECONDS = 60.0
 """For each request to a server that nobody uses; TRL has no limit, or one of half an hour."""
 
@@ -32,13 +36,15 @@ Ask = Callable[..., tuple[int, bytes]]
 """`_watch.request` to one server: takes a method, a route and a body; returns the status and what came."""
 
 
-def prepare(trainer: Any, hooks: ExitStack, say: Callable[[str], None]) -> None:
+def prepare(
+    trainer: Any, hooks: ExitStack, say: Callable[[str], None], took: Callable[[Any], None] = lambda _: None
+) -> None:
     """Do what this module does for a trainer; nothing for one that is not AsyncGRPO's.
 
     Raises:
         OSError, ServerError: the server does not answer, or does not let go of an adapter.
     """
-    watch_process(trainer, hooks)
+    watch_process(trainer, hooks, took)
     if (place := async_grpo_names.adapter_folder(trainer)) is None:
         return
     url, folder = place
@@ -46,8 +52,12 @@ def prepare(trainer: Any, hooks: ExitStack, say: Callable[[str], None]) -> None:
         say(f"the rollout server has unloaded what earlier ranks had sent: {', '.join(found)}")
 
 
-def watch_process(trainer: Any, hooks: ExitStack) -> None:
-    """Let a trainer notice that the process of its rollouts has ended, until `hooks` are closed."""
+def watch_process(trainer: Any, hooks: ExitStack, took: Callable[[Any], None] = lambda _: None) -> None:
+    """Let a trainer notice that the process of its rollouts has ended, until `hooks` are closed.
+
+    Args:
+        took: called with each sample that it takes.
+    """
     worker: Any = getattr(trainer, async_grpo_names.WORKER, None)
     buffer: Any = getattr(worker, async_grpo_names.BUFFER, None)
     if not hasattr(buffer, "get"):
@@ -59,15 +69,22 @@ def watch_process(trainer: Any, hooks: ExitStack) -> None:
             raise RuntimeError(f"the process that makes the rollouts {how}")
 
     def stop(original: Callable[..., Any]) -> None:
+        process = async_grpo_names.rollout_process(worker)
+        if process is not None and sys.exc_info()[0] is not None:
+            # TRL would wait 15 s for it: it does not listen while its queue is full
+            process.kill()
+            process.join(KILL_SECONDS)
         # otherwise TRL sets an event, and waits until the dead process has seen it
-        if how_ended(async_grpo_names.rollout_process(worker)) is not None:
+        if how_ended(process) is not None:
             async_grpo_names.forget_process(worker)
         original()
 
     get = buffer.get
 
     def get_soon(block: bool = True, timeout: float | None = None) -> Any:
-        return get(block, timeout if timeout is None else min(timeout, POLL_SECONDS))
+        sample = get(block, timeout if timeout is None else min(timeout, POLL_SECONDS))
+        took(sample)
+        return sample
 
     handlers = {async_grpo_names.HEALTH: [check], async_grpo_names.STOP: [stop]}
     hooks.enter_context(wrapped_methods(worker, handlers))

@@ -61,6 +61,15 @@ def read_alarm_step(session: Session, train_call: int) -> int:
     )
 
 
+def stale_alarm(step: int, text: str, evidence: str) -> Alarm:
+    """Return the alarm that ends an attempt because of stale rollouts, as a clause says."""
+    return Alarm(
+        cause=str(Cause.rollout_stale), step=step, sentence=f"{text[0].upper()}{text[1:]}.",
+        signature=f"rollout_stale:{evidence}",
+        advice=("Look at the log of the rollout server, and at who else sends it weights.",),
+    )  # fmt: skip
+
+
 class Custody:
     """Of one trainer that generates with a server."""
 
@@ -173,13 +182,7 @@ class Custody:
         """
         text = f"a rollout of step {self._step} is not of the weights that were sent last: {doubt.text}"
         if trial and self._step > self._alarm_step:
-            raise AlarmRaised(
-                Alarm(
-                    cause=str(Cause.rollout_stale), step=self._step, sentence=f"{text[0].upper()}{text[1:]}.",
-                    signature=f"rollout_stale:{doubt.kind}",
-                    advice=("Look at the log of the rollout server, and at who else sends it weights.",),
-                )
-            )  # fmt: skip
+            raise AlarmRaised(stale_alarm(self._step, text, doubt.kind))
         if trial:
             self._session.warn(
                 f"{text}, also after the server was started again; from here on this counts as usual, and the"

@@ -13,7 +13,7 @@ import json
 import re
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 from urllib.parse import urlsplit
@@ -102,6 +102,7 @@ class ServerWatch:
         self._tokens: float | None = None
         self._counted_at = self._asked_at = 0.0
         self._asking: threading.Thread | None = None
+        self._asking_pause: threading.Thread | None = None
         self._closed = threading.Event()
         threading.Thread(target=self._run, name="rollout server watch", daemon=True).start()
 
@@ -114,7 +115,7 @@ class ServerWatch:
         self._note(longest_answer_seconds=max(self.reading.longest_answer_seconds, seconds))
 
     def look(self) -> None:
-        """Look once."""
+        """Look once. What the engine has to answer is asked by another thread: it may never come."""
         now = time.monotonic()
         refused = unhealthy = False
         answered = self.reading.answered_at
@@ -126,13 +127,15 @@ class ServerWatch:
             refused = True
         except (OSError, ServerError):
             return  # late, or in the middle of its end: the next look tells more
-        paused = False if refused or unhealthy else self._is_paused()
         self._note(
             answered_at=answered,
             refused_since=self._since(self.reading.refused_since, refused, now),
             unhealthy_since=self._since(self.reading.unhealthy_since, unhealthy, now),
-            paused_since=self._since(self.reading.paused_since, paused, now),
         )
+        if self.syncing or refused or unhealthy:
+            self._note(paused_since=None)  # it is paused for the weights
+        if not refused and not unhealthy and not _is_busy(self._asking_pause):
+            self._asking_pause = self._ask_in_background(self._ask_whether_paused)
 
     def _run(self) -> None:
         while not self._closed.wait(LOOK_SECONDS):
@@ -143,11 +146,10 @@ class ServerWatch:
             if now - self._counted_at >= COUNT_SECONDS:
                 self._counted_at = now
                 self._count_tokens()
-            asks = self._asking is not None and self._asking.is_alive()
-            if not asks and now - self._asked_at >= AGAIN_SECONDS and self._is_suspect(now):
+            again = now - self._asked_at >= AGAIN_SECONDS and not _is_busy(self._asking)
+            if again and self._is_suspect(now):
                 self._asked_at = now
-                self._asking = threading.Thread(target=self._ask, name="rollout server token", daemon=True)
-                self._asking.start()
+                self._asking = self._ask_in_background(self._ask_for_token)
 
     def _is_suspect(self, now: float) -> bool:
         """Whether a rank waits, the server could answer, and there is no sign of work."""
@@ -160,7 +162,22 @@ class ServerWatch:
             and reading.refused_since is None
         )
 
-    def _ask(self) -> None:
+    @staticmethod
+    def _ask_in_background(question: Callable[[], None]) -> threading.Thread:
+        thread = threading.Thread(target=question, name="rollout server question", daemon=True)
+        thread.start()
+        return thread
+
+    def _ask_whether_paused(self) -> None:
+        began, syncing = time.monotonic(), self.syncing
+        try:
+            paused = is_paused(self.base_url, seconds=TOKEN_SECONDS)
+        except (OSError, ServerError):
+            paused = False  # what it means, the health check tells
+        counts = paused and not syncing and not self.syncing
+        self._note(paused_since=self._since(self.reading.paused_since, counts, began))
+
+    def _ask_for_token(self) -> None:
         began = time.monotonic()
         self._note(asked_at=began)
         try:
@@ -186,24 +203,22 @@ class ServerWatch:
         with self._lock:  # two threads note what they have seen
             self.reading = replace(self.reading, **changes)
 
-    def _is_paused(self) -> bool:
-        try:
-            return is_paused(self.base_url)
-        except (OSError, ServerError):
-            return False
-
     @staticmethod
     def _since(before: float | None, now_so: bool, now: float) -> float | None:
         return (before if before is not None else now) if now_so else None
 
 
-def is_paused(base_url: str) -> bool:
+def _is_busy(thread: threading.Thread | None) -> bool:
+    return thread is not None and thread.is_alive()
+
+
+def is_paused(base_url: str, *, seconds: float = ANSWER_SECONDS) -> bool:
     """Whether a server says that it is paused. One that cannot tell is not.
 
     Raises:
         OSError, ServerError: it has not answered.
     """
-    status, body = request(base_url, "GET", "/is_paused", seconds=ANSWER_SECONDS)
+    status, body = request(base_url, "GET", "/is_paused", seconds=seconds)
     try:
         return status == 200 and json.loads(body).get("is_paused") is True
     except (ValueError, AttributeError):

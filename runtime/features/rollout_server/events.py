@@ -50,11 +50,12 @@ class ServerEnded(Event, kw_only=True, tag="rollout_server_ended"):
 
 class ServerUsed(Event, kw_only=True, tag="rollout_server_used"):
     """A trainer generates with a server, which TRL has reached. `started_by_run` is false for one that the
-    script names.
+    script names, and `adapters` true if policies go there as adapters, each under a name of its own.
     """
 
     base_url: str
     started_by_run: bool
+    adapters: bool = False
 
 
 class WeightsSent(Event, kw_only=True, tag="rollout_weights_sent"):
@@ -87,6 +88,7 @@ class RolloutServer(HistoryPart):
         local_ranks: on this node.
         base_url: of the server that the last attempt has used; empty for none.
         started_by_run: the run has started it.
+        adapters: its weights stay, and policies go there as adapters.
         starts: how often the run has started one.
         ready: it has answered, and has not ended since.
         start_seconds: how long its last start took.
@@ -103,6 +105,7 @@ class RolloutServer(HistoryPart):
     local_ranks: int = 1
     base_url: str = ""
     started_by_run: bool = False
+    adapters: bool = False
     starts: int = 0
     ready: bool = False
     start_seconds: float | None = None
@@ -128,6 +131,7 @@ class RolloutServer(HistoryPart):
                 self.ready = False
             case ServerUsed():
                 self.base_url, self.started_by_run = event.base_url, event.started_by_run
+                self.adapters = event.adapters
             case WeightsSent():
                 self.syncs += 1
                 self.sync_seconds += event.seconds

@@ -5,8 +5,7 @@ The address is set where a configuration is built (`transformers.TrainingArgumen
 of TRL's trainers derive), before TRL reads it. Trainers that generate with another server, which the script
 names, are watched alike. Which weights rollouts come from is proved in `_custody.py`, for trainers that send
 weights to a server and wait for them (`vllm_mode="server"`). AsyncGRPO generates in a process of its own
-while the weights change, so there only the sending is marked. Imports nothing heavy: the script imports torch
-first.
+while the weights change: `_adapters.py`. Imports nothing heavy: the script imports torch first.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from grpo_run.runtime.features.rollout_server.events import ServerUsed
 from grpo_run.runtime.features.rollout_server.settings import NAME, RankServer, RolloutServerSettings
 from grpo_run.runtime.rank.points import CallPoints, RankFeature, RolloutPoints
 from grpo_run.runtime.rank.session import Session
-from grpo_run.runtime.upstream import vllm_names
+from grpo_run.runtime.upstream import async_grpo_names, vllm_names
 from grpo_run.runtime.upstream.patches import wrapped_methods
 from grpo_run.watchdog.observation import Phase
 
@@ -127,11 +126,16 @@ class RolloutServerPart(RankFeature):
         trainer, self._custody = points.trainer, None
         if trainer is None:
             return
-        if session.is_main:
-            _async.prepare(trainer, points.hooks, session.notify)
         mark = functools.partial(_marked, session)
         of_async = {name: [mark] for name in vllm_names.ASYNC_SYNCS}
         points.hooks.enter_context(wrapped_methods(trainer, of_async))
+        if hasattr(trainer, async_grpo_names.SENDS_ADAPTERS):
+            # like `_custody`, it imports torch, which only the script may import first
+            from grpo_run.runtime.features.rollout_server._adapters import AsyncCustody
+
+            custody = AsyncCustody(session, points)
+            if session.is_main:
+                _async.prepare(trainer, points.hooks, session.notify, custody.took)
         generation = getattr(trainer, vllm_names.GENERATION, None)
         if generation is not None:
             points.hooks.enter_context(wrapped_methods(generation, {vllm_names.SYNC: [mark]}))
@@ -139,9 +143,11 @@ class RolloutServerPart(RankFeature):
             if session.is_main:
                 server, address = server_of(session), address_of(trainer.args)
                 own = server is not None and server.base_url == address
-                session.journal.write(ServerUsed(rank=0, base_url=address, started_by_run=own))
+                adapters = async_grpo_names.sends_adapters(trainer)
+                session.journal.write(
+                    ServerUsed(rank=0, base_url=address, started_by_run=own, adapters=adapters)
+                )
             if generation is not None:
-                # imports torch, which only the script may import first
                 from grpo_run.runtime.features.rollout_server._custody import Custody
 
                 self._custody = Custody(session, points)

@@ -15,7 +15,6 @@ each start of ranks, TRL sends all weights before the first rollout. The facts a
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from collections.abc import Mapping
@@ -51,7 +50,7 @@ from grpo_run.runtime.history.reporter import Reporter
 from grpo_run.runtime.history.run_directory import RunDirectory
 from grpo_run.runtime.launch.config import RunConfig
 from grpo_run.runtime.processes.companion import Companion
-from grpo_run.runtime.supervisor.points import Answer, Fault, FeatureFactory, OutsideFault, SupervisorFeature
+from grpo_run.runtime.supervisor.points import Answer, Fault, FeatureFactory, SupervisorFeature
 from grpo_run.runtime.supervisor.policy import start_of
 from grpo_run.watchdog.causes import Cause, Origin, is_expired_limit
 from grpo_run.watchdog.observation import Phase, Slot
@@ -73,10 +72,10 @@ TERM_SECONDS = 5.0
 """Between SIGTERM and SIGKILL when the server is ended."""
 TREE_SECONDS = 5.0
 """Between two looks for processes that the server has started."""
+WAITS = (Phase.generate, Phase.data)
+"""Phases in which a rank waits for what the server makes; AsyncGRPO gets it from its data loader."""
 ENGINE = "VLLM::"
 """How the titles of vLLM's engine processes begin."""
-ADAPTER = "trl-policy-v"
-"""How the names of adapters begin with which TRL's AsyncGRPO sends weights."""
 LAST_LINES = 5
 REFUSED_LINES = 60
 """Of a server whose log is not kept. vLLM's last lines are those of the process that has waited for the
@@ -139,14 +138,15 @@ class RunServer(SupervisorFeature):
         if named and self._server is None and self._watch is None:
             self._watch = ServerWatch(named)
 
-    def fault(self, slots: Mapping[int, Slot | None]) -> OutsideFault | None:
+    def fault(self, slots: Mapping[int, Slot | None]) -> Verdict | None:
         """Return that the server is dead or stuck."""
         watch, now = self._watch, time.monotonic()
         if watch is None:
             return None
         phases = [one for slot in slots.values() if slot is not None for one in slot.phases]
         self._syncing = watch.syncing = any(one.phase is Phase.weight_sync for one in phases)
-        waits = [one.since_seconds for one in phases if one.phase is Phase.generate]
+        inner = [slot.phases[-1] for slot in slots.values() if slot is not None and slot.phases]
+        waits = [one.since_seconds for one in inner if one.phase in WAITS]
         sends = [one.since_seconds for one in phases if one.phase is Phase.weight_sync]
         watch.waiting_since = min(waits, default=None)
         self._needed_since = min([*waits, *sends], default=None)
@@ -157,14 +157,14 @@ class RunServer(SupervisorFeature):
         phase = next(
             (one.phase.name for one in phases if one.phase in (Phase.weight_sync, Phase.generate)), None
         )
-        return OutsideFault(verdict=self._verdict(finding, step, phase), since_seconds=finding.since)
+        return self._verdict(finding, step, phase)
 
     def explain(self, verdict: Verdict) -> Verdict | None:
         """Return that the server is to blame for ranks that could not reach it, or that wait for it."""
         if self._watch is None or verdict.cause in CAUSES:
             return None
-        waited = verdict.phase in (Phase.generate.name, Phase.weight_sync.name) and verdict.cause in (
-            Cause.generation_stall, Cause.no_progress
+        waited = verdict.phase in {one.name for one in (*WAITS, Phase.weight_sync)} and verdict.cause in (
+            Cause.generation_stall, Cause.data_stall, Cause.no_progress
         )  # fmt: skip
         if not waited and verdict.origin is not Origin.network:
             return None
@@ -174,7 +174,7 @@ class RunServer(SupervisorFeature):
     def answer(self, fault: Fault) -> Answer | None:
         """Restart the ranks with a server that works, within its own budget."""
         cause = fault.verdict.cause
-        if fault.verdict.phase == Phase.weight_sync.name:
+        if fault.verdict.phase == Phase.weight_sync.name and not self._record.adapters:
             self._must_restart = PARTS
         if cause not in CAUSES or self._watch is None:
             return None
@@ -196,7 +196,7 @@ class RunServer(SupervisorFeature):
             return Answer(decision=Decision(action=Action.stop, reason=reason), at_once=True)
         self._must_restart = {
             Cause.rollout_server_dead: "is dead",
-            Cause.rollout_stale: "has answered with other weights again",
+            Cause.rollout_stale: "has answered with other weights",
         }.get(cause, "is stuck")
         reason = f"{start_of(self._history)}, with the rollout server started again"
         # `patient`: it does not count against the budget of the ranks
@@ -302,21 +302,15 @@ class RunServer(SupervisorFeature):
 
     def _why_not_kept(self) -> str:
         """Return why a server that was not found dead or stuck cannot serve the next attempt, as the end of a
-        sentence; empty if it can. One that is kept is put in order.
+        sentence; empty if it can. One that is paused goes on; `_async.py` takes adapters back.
         """
         assert self._command is not None
-        if self._syncing:
+        if self._syncing and not self._record.adapters:
             return PARTS
         url, began = self._command.base_url, time.monotonic()
         try:
             if _watch.is_paused(url):
                 request(url, "POST", "/resume", seconds=_watch.ANSWER_SECONDS)
-            for adapter in self._adapters(url):
-                status, _ = request(
-                    url, "POST", "/v1/unload_lora_adapter", {"lora_name": adapter}, seconds=KEPT_TOKEN_SECONDS
-                )
-                if status != 200:
-                    return f"does not let go of the adapter {adapter}"
             one_token(url, seconds=KEPT_TOKEN_SECONDS)
         except (OSError, ServerError) as error:
             return f"does not answer ({error})"
@@ -324,16 +318,6 @@ class RunServer(SupervisorFeature):
             return finding.what
         self._reporter.write(ServerReady(seconds=time.monotonic() - began, kept=True))
         return ""
-
-    @staticmethod
-    def _adapters(base_url: str) -> list[str]:
-        """Return the adapters that earlier trainers have left, which a new one would load again."""
-        status, body = request(base_url, "GET", "/v1/models", seconds=_watch.ANSWER_SECONDS)
-        try:
-            names = [str(one["id"]) for one in json.loads(body)["data"]] if status == 200 else []
-        except (ValueError, LookupError, TypeError) as error:
-            raise ServerError("/v1/models cannot be read") from error
-        return [name for name in names if name.startswith(ADAPTER)]
 
     def _judge_again(self, *, asks: bool) -> Finding | None:
         """Look at the server now, for as long as a fault needs to be certain.
@@ -396,6 +380,7 @@ class RunServer(SupervisorFeature):
             step=step,
             phase=phase,
             confidence=finding.confidence,
+            since_seconds=time.monotonic() - finding.since,
             sentence=f"The rollout server at {url}{whose} {finding.what}.",
             signature=str(finding.cause),
             advice=(log,),

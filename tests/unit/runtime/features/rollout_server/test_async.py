@@ -60,6 +60,26 @@ def test_a_process_that_lives_is_stopped_as_ever() -> None:
     assert "get" not in vars(worker.rollout_buffer)
 
 
+def test_a_trainer_that_fails_does_not_wait_for_its_process() -> None:
+    """TRL gives it 15 s, which the run would stand still."""
+    worker = Worker()
+    process = worker._process
+    process.kill = lambda: setattr(process, "exitcode", -9)
+    process.join = worker.calls.append
+
+    def train() -> None:
+        try:
+            raise SystemExit
+        finally:
+            worker.stop()
+
+    with ExitStack() as hooks:
+        _async.watch_process(SimpleNamespace(rollout_worker=worker), hooks)
+        with pytest.raises(SystemExit):
+            train()
+    assert (process.exitcode, worker.calls) == (-9, [_async.KILL_SECONDS])
+
+
 def test_the_trainer_looks_after_its_process_every_second() -> None:
     """Its wait for a rollout is cut, not lengthened, and what comes is returned."""
     worker, waits = Worker(), []

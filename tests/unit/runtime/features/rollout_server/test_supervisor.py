@@ -14,9 +14,10 @@ import pytest
 from support.journal import event
 
 from grpo_run.runtime.errors import EXIT_STOPPED
+from grpo_run.runtime.features.rollout_server._process import ServerCommand
 from grpo_run.runtime.features.rollout_server.events import PART as HISTORY
 from grpo_run.runtime.features.rollout_server.events import ServerUsed
-from grpo_run.runtime.features.rollout_server.supervisor import PART
+from grpo_run.runtime.features.rollout_server.supervisor import PART, PARTS
 from grpo_run.runtime.history.attempt_files import AttemptFiles
 from grpo_run.runtime.history.recovery import Action
 from grpo_run.runtime.history.reporter import LiveHistory, Reporter
@@ -111,6 +112,22 @@ def test_a_server_of_others_ends_the_run_so_that_it_can_be_continued(scene: Scen
     answer = scene.feature.answer(Fault(verdict=verdict, failed_ranks=(), files=AttemptFiles(scene.run, 0)))
     assert answer is not None
     assert (answer.decision.action, answer.exit_code, answer.at_once) == (Action.stop, EXIT_STOPPED, True)
+
+
+@pytest.mark.parametrize("adapters", [True, False])
+def test_a_server_is_kept_in_the_middle_of_a_sending_only_if_policies_are_adapters(
+    adapters: bool, scene: Scene, server: Any
+) -> None:
+    """Other weights may be parts of two policies."""
+    feature, port = scene.feature, server.server_port
+    used = ServerUsed(rank=0, base_url=f"http://127.0.0.1:{port}", started_by_run=True, adapters=adapters)
+    scene.live.write(used)
+    feature._command = ServerCommand(words=(), environment={}, port=port)
+    files = AttemptFiles(scene.run, 0)
+    feature.answer(Fault(verdict=replace(HUNG, phase="weight_sync"), failed_ranks=(0,), files=files))
+    assert feature._must_restart == ("" if adapters else PARTS)
+    feature._syncing = True
+    assert feature._why_not_kept() == ("" if adapters else PARTS)
 
 
 def test_other_faults_are_answered_by_others(scene: Scene) -> None:
