@@ -21,6 +21,8 @@ from grpo_run.runtime.launch.rank_settings import RankSettings
 from grpo_run.runtime.launching._configuration import PreparedLaunch, node_range
 from grpo_run.runtime.processes import forkserver
 from grpo_run.runtime.processes.adoption import adopt_orphans, own_children
+from grpo_run.runtime.processes.companion import companion_token
+from grpo_run.runtime.processes.identity import own_identity
 from grpo_run.runtime.processes.starting import VARIABLE
 from grpo_run.runtime.supervisor.supervisor import Supervisor
 from grpo_run.watchdog.run_processes.ownership import TOKEN_VARIABLE, RunProcesses
@@ -201,6 +203,7 @@ def own_processes(config: RunConfig, token: str) -> tuple[dict[str, str], RunPro
         os.getpid(),
         os.getsid(0),
         tokens=(token,),
+        companion=companion_token(own_identity()),
         started_by_supervisor=own_children,
         adopts_only_ours=adopt_orphans(),
     )

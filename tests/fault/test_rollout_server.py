@@ -238,7 +238,14 @@ def test_a_stop_ends_the_wait_for_a_server(served: Callable[..., Served]) -> Non
     ("words", "said"),
     [
         ("no-such-program serve", "no-such-program is not a program that can be found on PATH"),
-        ("python -c 'raise SystemExit(3)'", "has exited with exit code 3 before it answered"),
+        (
+            "python -c 'raise SystemExit(3)'",
+            "has exited with exit code 3 before it answered; it has said nothing",
+        ),
+        (
+            "python -c 'print(\"why\")'",
+            "has exited with exit code 0 before it answered; it has said\n    why\n",
+        ),
     ],
 )
 def test_a_server_that_cannot_start_is_one_line(words: str, said: str, runs: Runs, tmp_path: Path) -> None:
@@ -247,6 +254,22 @@ def test_a_server_that_cannot_start_is_one_line(words: str, said: str, runs: Run
     run.ended(2)
     assert said in run.printed()
     assert not run.directory.exists()
+
+
+NOT_FOUND = """
+import http.server, sys
+handler = http.server.SimpleHTTPRequestHandler
+http.server.HTTPServer(("127.0.0.1", int(sys.argv[2])), handler).serve_forever()
+"""
+
+
+def test_a_server_that_does_not_answer_in_time_says_how_far_it_came(runs: Runs) -> None:
+    """Its log is kept, with the run directory."""
+    server = shlex.join(("python", "-c", NOT_FOUND))
+    words = ("--rollout-server", server, "--rollout-server-start-timeout", "2", *WORDS)
+    run = runs("--nproc-per-node", "1", *words, cold=True).start().ended(93)
+    assert "start-timeout 2; at last: /health answers 404); its log is" in run.printed()
+    assert (run.directory / "rollout-server.log").exists()
 
 
 HEALTHY: dict[str, dict[str, Any]] = {

@@ -27,6 +27,8 @@ class RunProcesses:
         supervisor: its pid.
         session: its session.
         tokens: values of `TOKEN_VARIABLE` that prove ownership.
+        companion: value that proves the opposite: what a companion of the ranks has started, such as a
+            server, may be adopted, too.
         started_by_supervisor: returns the pids of other processes that it has started with a session of their
             own. What these start in their sessions is not the ranks'.
         adopts_only_ours: a child of the supervisor that it did not start descends from a rank. Not so for pid
@@ -41,6 +43,7 @@ class RunProcesses:
         session: int,
         *,
         tokens: Sequence[str] = (),
+        companion: str = "",
         started_by_supervisor: Callable[[], Collection[int]] = frozenset,
         adopts_only_ours: bool = False,
         any_age: bool = False,
@@ -48,6 +51,7 @@ class RunProcesses:
         self.supervisor = supervisor
         self._session = session
         self._marks = [f"{TOKEN_VARIABLE}={token}\0".encode() for token in tokens]
+        self._companion = f"{TOKEN_VARIABLE}={companion}\0".encode() if companion else b""
         self._started_by_supervisor = started_by_supervisor
         self.adopts_only_ours = adopts_only_ours
         own = read_stat(supervisor)
@@ -108,7 +112,7 @@ class RunProcesses:
         if process.key in self._known:
             return True
         if process.parent == self.supervisor and self.adopts_only_ours:
-            return True
+            return not self._companion or self._companion not in read_environment(process.pid)
         leader = table.get(process.session)
         rank = self._ranks.get(process.session)
         # the pid of a rank that has exited may be in use again

@@ -12,7 +12,7 @@ proves a fault, the limits of the ranks' phases count (`watchdog/stalls/deadline
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from grpo_run.watchdog.causes import Cause
 from grpo_run.watchdog.text import duration_text
@@ -26,6 +26,9 @@ STOPPED_SECONDS = 3.0
 """A debugger stops a process for moments."""
 PAUSED_SECONDS = 5.0
 """A trainer that has sent weights resumes the server within moments."""
+UNUSED_SECONDS = 60.0
+"""For both, while no rank is seen to need the server: it holds up nobody. Ranks may need it unseen, in
+requests of the script or in a process of rollouts."""
 LEAST_ANSWER_SECONDS = 60.0
 """The least time in which one token has to come. The first answer may compile for most of a minute."""
 FACTOR_LONGEST = 10.0
@@ -72,17 +75,19 @@ class Processes:
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """A fault of the server: its cause, and the end of a sentence that begins with the server. It was first
-    seen so many seconds ago.
+    """A fault of the server: its cause, the end of a sentence that begins with the server, and since when it
+    holds up the ranks, as far as that was seen.
     """
 
     cause: Cause
     what: str
-    since_seconds: float = 0.0
+    since: float
     confidence: str = "proved"
 
 
-def judge(reading: Reading, processes: Processes | None, *, syncing: bool, now: float) -> Finding | None:
+def judge(
+    reading: Reading, processes: Processes | None, *, syncing: bool, now: float, needed_since: float | None
+) -> Finding | None:
     """Return the fault of a server that has answered before; None if it has none, or that is not certain.
 
     Args:
@@ -90,41 +95,58 @@ def judge(reading: Reading, processes: Processes | None, *, syncing: bool, now: 
         processes: None for a server that the run has not started.
         syncing: a rank sends weights.
         now: monotonic seconds.
+        needed_since: a rank sends weights or waits for tokens since then; None if none is seen to.
     """
+
+    def still_since(since: float | None, least_seconds: float) -> float | None:
+        """Since when it has held up somebody; None if that is no fault yet."""
+        if since is not None and needed_since is not None and now - max(since, needed_since) >= least_seconds:
+            return max(since, needed_since)
+        return since if _for(since, now) >= UNUSED_SECONDS else None
+
     if processes is not None:
         if processes.exit_code is not None:
-            after = f", after its engine {processes.gone[0]}" if processes.gone is not None else ""
-            seconds = now - processes.gone[1] if processes.gone is not None else 0.0
-            return _dead(f"has exited {ended_with(processes.exit_code)}{after}", seconds)
-        if processes.gone is not None and (seconds := now - processes.gone[1]) >= CONFIRM_SECONDS:
-            return _dead(f"has lost its engine: {processes.gone[0]} has exited", seconds)
+            engine, since = "", now
+            if processes.gone is not None:
+                since = processes.gone[1]
+                engine = f", {'after' if processes.gone[1] < now else 'with'} its engine {processes.gone[0]}"
+            return _dead(f"has exited {ended_with(processes.exit_code)}{engine}", since)
+        if processes.gone is not None and now - processes.gone[1] >= CONFIRM_SECONDS:
+            return _dead(f"has lost its engine: {processes.gone[0]} has exited", processes.gone[1])
     confirm_seconds = CONFIRM_SECONDS if processes is not None else FOREIGN_SECONDS
-    if (seconds := _for(reading.refused_since, now)) >= confirm_seconds:
-        return _dead("does not listen any more: connections are refused", seconds)
-    if (seconds := _for(reading.unhealthy_since, now)) >= confirm_seconds:
-        return _dead("says that its engine has failed: its health check does not succeed", seconds)
+    if reading.refused_since is not None and now - reading.refused_since >= confirm_seconds:
+        return _dead("does not listen any more: connections are refused", reading.refused_since)
+    if reading.unhealthy_since is not None and now - reading.unhealthy_since >= confirm_seconds:
+        text = "says that its engine has failed: its health check does not succeed"
+        return _dead(text, reading.unhealthy_since)
     if processes is not None and processes.stopped is not None:
-        name, since = processes.stopped
-        if now - since >= STOPPED_SECONDS:
-            return _stuck(syncing, f"is stopped: {name} was stopped by a signal", now - since)
-    if not syncing and (seconds := _for(reading.paused_since, now)) >= PAUSED_SECONDS:
-        return _stuck(syncing, "is paused although nobody sends weights, and answers no request", seconds)
+        name, stopped_at = processes.stopped
+        if (held_up := still_since(stopped_at, STOPPED_SECONDS)) is not None:
+            return _stuck(syncing, f"is stopped: {name} was stopped by a signal", held_up)
+    if not syncing and (held_up := still_since(reading.paused_since, PAUSED_SECONDS)) is not None:
+        text = "is paused although nobody sends weights, and answers no request"
+        return _stuck(syncing, text, held_up)
     waited_seconds = min(_for(reading.asked_at, now), _for(reading.worked_at, now, never=float("inf")))
     limit_seconds = max(LEAST_ANSWER_SECONDS, FACTOR_LONGEST * reading.longest_answer_seconds)
-    if syncing or waited_seconds < limit_seconds:
-        return None
-    usual, waited = duration_text(reading.longest_answer_seconds), duration_text(waited_seconds)
-    text = f"has not answered one token for {waited}, where it took at most {usual} before"
-    return replace(_stuck(syncing, text, waited_seconds), confidence="deadline")
+    if not syncing and waited_seconds >= limit_seconds:
+        usual = duration_text(reading.longest_answer_seconds)
+        waited = duration_text(waited_seconds)
+        return Finding(
+            cause=Cause.rollout_server_stuck,
+            what=f"has not answered one token for {waited}, where it took at most {usual} before",
+            since=now - waited_seconds,
+            confidence="deadline",
+        )
+    return None
 
 
-def _dead(what: str, since_seconds: float) -> Finding:
-    return Finding(cause=Cause.rollout_server_dead, what=what, since_seconds=since_seconds)
+def _dead(what: str, since: float) -> Finding:
+    return Finding(cause=Cause.rollout_server_dead, what=what, since=since)
 
 
-def _stuck(syncing: bool, what: str, since_seconds: float) -> Finding:
+def _stuck(syncing: bool, what: str, since: float) -> Finding:
     cause = Cause.weight_sync_stuck if syncing else Cause.rollout_server_stuck
-    return Finding(cause=cause, what=what, since_seconds=since_seconds)
+    return Finding(cause=cause, what=what, since=since)
 
 
 def _for(since: float | None, now: float, never: float = 0.0) -> float:

@@ -2,7 +2,7 @@
 
 The command is the user's, as for `env`: words, with assignments of variables before them. What it does not
 say is added: host and port, vLLM's development routes, through which TRL sends weights, and the GPUs that the
-ranks leave. Used by `supervisor.py`. Asks the server nothing (`_watch.py`).
+ranks leave. Used by `supervisor.py`; `rank.py` asks for a free port. Asks the server nothing (`_watch.py`).
 """
 
 from __future__ import annotations
@@ -24,6 +24,9 @@ HOST = "127.0.0.1"
 DEFAULTS = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1"}
 """What TRL needs of vLLM: routes that take weights, and adapters while it runs."""
 DEVICES = "CUDA_VISIBLE_DEVICES"
+MOST_PORT = 65535
+LISTENS_SECONDS = 1.0
+"""The kernel accepts a connection to this machine at once."""
 TAIL_BYTES = 16 * 1024
 _ASSIGNMENT = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=(.*)", re.DOTALL)
 
@@ -79,8 +82,10 @@ def command_of(
     if port is None:
         port = str(free_port())
         words += ["--port", port]
-    if not port.isdigit():
-        raise ConfigError(f"--rollout-server: --port {port} is no number")
+    if not re.fullmatch(r"[0-9]{1,5}", port) or not 0 < int(port) <= MOST_PORT:
+        raise ConfigError(f"--rollout-server: --port {port} is no number from 1 to {MOST_PORT}")
+    if listens(int(port)):  # it would be taken for this run's, and be sent weights
+        raise ConfigError(f"--rollout-server: at --port {port} another program listens already")
     if _value_of(words, "--host") is None:
         words += ["--host", HOST]
     return ServerCommand(words=tuple(words), environment={**added, **own}, port=int(port))
@@ -101,6 +106,13 @@ def free_port() -> int:
     with socket.socket() as opened:
         opened.bind((HOST, 0))
         return int(opened.getsockname()[1])
+
+
+def listens(port: int) -> bool:
+    """Whether a program on this machine accepts connections at a port."""
+    with socket.socket() as opened:
+        opened.settimeout(LISTENS_SECONDS)
+        return opened.connect_ex((HOST, port)) == 0
 
 
 def visible_gpus(environment: Mapping[str, str]) -> list[str]:

@@ -20,6 +20,7 @@ import wrapt
 
 from grpo_run.runtime.features.rollout_server import _async
 from grpo_run.runtime.features.rollout_server._limits import Limits
+from grpo_run.runtime.features.rollout_server._process import free_port
 from grpo_run.runtime.features.rollout_server.events import ServerUsed
 from grpo_run.runtime.features.rollout_server.settings import NAME, RankServer, RolloutServerSettings
 from grpo_run.runtime.rank.points import CallPoints, RankFeature, RolloutPoints
@@ -54,14 +55,17 @@ def address_of(configuration: Any) -> str:
 
 
 def set_address(configuration: Any, server: RankServer, start_seconds: float) -> str:
-    """Let a configuration name the run's server; return the address that the script has named, or ""."""
+    """Let a configuration name the run's server; return the address that the script has named, or "".
+
+    Each gets another port for the group through which TRL sends weights: a trainer keeps its own open.
+    """
     fields = {one.name: one.default for one in dataclasses.fields(configuration)}
     own = [vllm_names.BASE_URL, vllm_names.HOST, vllm_names.PORT]
     names = any(getattr(configuration, name, None) not in (fields.get(name), server.base_url) for name in own)
     named = address_of(configuration) if names else ""
     setattr(configuration, vllm_names.BASE_URL, server.base_url)
     if vllm_names.GROUP_PORT in fields:
-        setattr(configuration, vllm_names.GROUP_PORT, server.group_port)
+        setattr(configuration, vllm_names.GROUP_PORT, free_port())
     seconds = max(start_seconds, getattr(configuration, vllm_names.SERVER_TIMEOUT, 0.0))
     setattr(configuration, vllm_names.SERVER_TIMEOUT, seconds)
     return named
@@ -69,9 +73,13 @@ def set_address(configuration: Any, server: RankServer, start_seconds: float) ->
 
 def leave_proxies_out() -> None:
     """Let no proxy stand between this process, or one that it starts, and a server on this machine."""
-    for name in ("no_proxy", "NO_PROXY"):
-        listed = [one for one in os.environ.get(name, "").split(",") if one]
-        os.environ[name] = ",".join([*listed, *(one for one in LOOPBACK if one not in listed)])
+    names = ("no_proxy", "NO_PROXY")
+    either = next((os.environ[name] for name in names if os.environ.get(name)), "")
+    for name in names:  # of two, most programs read the first only: it must not hide what the other lists
+        listed = [one for one in (os.environ.get(name) or either).split(",") if one]
+        if listed != ["*"]:  # no proxy for any host, if it stands alone
+            listed += [one for one in LOOPBACK if one not in listed]
+        os.environ[name] = ",".join(listed)
 
 
 class RolloutServerPart(RankFeature):

@@ -60,12 +60,10 @@ class RankServer(pydantic.BaseModel):
 
     Attributes:
         base_url: where it answers, such as `http://127.0.0.1:41231`.
-        group_port: a free port for the group through which TRL sends weights.
         starts: how often the run has started the server.
     """
 
     model_config = pydantic.ConfigDict(frozen=True, extra="forbid")
 
     base_url: str
-    group_port: int
     starts: int

@@ -32,7 +32,6 @@ from grpo_run.runtime.features.rollout_server._judge import (
 from grpo_run.runtime.features.rollout_server._process import (
     ServerCommand,
     command_of,
-    free_port,
     last_lines,
     visible_gpus,
 )
@@ -78,6 +77,9 @@ WAITS = (Phase.generate, Phase.data)
 ENGINE = "VLLM::"
 """How the titles of vLLM's engine processes begin."""
 LAST_LINES = 5
+REFUSED_LINES = 60
+"""Of a server whose log is not kept. vLLM's last lines are those of the process that has waited for the
+engine; why the engine has failed is above them."""
 PARTS = "may hold parts of two policies: weights were being sent"
 """Why a server is not kept, as the end of a sentence."""
 
@@ -101,6 +103,8 @@ class RunServer(SupervisorFeature):
         self._tree_read_at = 0.0
         self._processes = Processes()
         self._syncing = False
+        self._needed_since: float | None = None
+        """A rank sends weights or waits for tokens since then."""
         self._must_restart = ""
         """Why the server is not kept, as the end of a sentence; empty if it may be."""
 
@@ -125,7 +129,7 @@ class RunServer(SupervisorFeature):
         """Return where the server is."""
         if self._command is None:
             return None
-        told = RankServer(base_url=self._command.base_url, group_port=free_port(), starts=self._record.starts)
+        told = RankServer(base_url=self._command.base_url, starts=self._record.starts)
         return told.model_dump(mode="json")
 
     def poll(self) -> None:
@@ -141,9 +145,12 @@ class RunServer(SupervisorFeature):
             return None
         phases = [one for slot in slots.values() if slot is not None for one in slot.phases]
         self._syncing = watch.syncing = any(one.phase is Phase.weight_sync for one in phases)
-        waits = [one.since_seconds for one in phases if one.phase in WAITS]
+        inner = [slot.phases[-1] for slot in slots.values() if slot is not None and slot.phases]
+        waits = [one.since_seconds for one in inner if one.phase in WAITS]
+        sends = [one.since_seconds for one in phases if one.phase is Phase.weight_sync]
         watch.waiting_since = min(waits, default=None)
-        finding = judge(watch.reading, self._observe(now), syncing=self._syncing, now=now)
+        self._needed_since = min([*waits, *sends], default=None)
+        finding = self._judge(watch, now)
         if finding is None:
             return None
         step = max((slot.step for slot in slots.values() if slot is not None), default=0)
@@ -173,7 +180,7 @@ class RunServer(SupervisorFeature):
             return None
         if self._server is None:
             reason = (
-                "the run has not started this server; once it answers again, the same command continues"
+                "the run has not started this server; once it works again, the same command continues"
                 f" {start_of(self._history)}"
             )
             return Answer(
@@ -241,9 +248,10 @@ class RunServer(SupervisorFeature):
         has ended before and is to be tried again.
         """
         began = reported_at = time.monotonic()
+        why = ""
         while True:
             if server.exit_code() is not None or time.monotonic() - began >= self._settings.start_seconds:
-                self._give_up_start(server.exit_code(), time.monotonic() - began, may_fail=may_fail)
+                self._give_up_start(server.exit_code(), time.monotonic() - began, why, may_fail=may_fail)
                 return None
             now = time.monotonic()
             if now - reported_at >= REPORT_SECONDS:
@@ -260,29 +268,37 @@ class RunServer(SupervisorFeature):
                     self._reporter.write(ServerReady(seconds=now - began))
                     self._reporter.notify(f"the rollout server answers, after {duration_text(now - began)}")
                     return now - asked
-            except (OSError, ServerError):
-                pass  # not yet
+                why = f"/health answers {status}"
+            except (OSError, ServerError) as error:  # not yet
+                why = str(error)
             time.sleep(ASK_SECONDS / 10)
 
-    def _give_up_start(self, code: int | None, waited_seconds: float, *, may_fail: bool) -> None:
-        """End a server that has not answered: tell so if another one may be tried, else raise."""
-        lines = last_lines(self._log, LAST_LINES)
+    def _give_up_start(self, code: int | None, waited_seconds: float, why: str, *, may_fail: bool) -> None:
+        """End a server that has not answered: tell so if another one may be tried, else raise.
+
+        Args:
+            why: it did not when it was asked last.
+        """
+        never = self._record.start_seconds is None
+        refused = code is not None and code >= 0 and never
+        lines = last_lines(self._log, REFUSED_LINES if refused else LAST_LINES)
         if code is None:
             what = (
-                f"has not answered for {duration_text(waited_seconds)} (--rollout-server-start-timeout"
-                f" {self._settings.start_seconds:g})"
+                f"has not answered one token for {duration_text(waited_seconds)}"
+                f" (--rollout-server-start-timeout {self._settings.start_seconds:g}; at last: {why})"
             )
         else:
             what = f"has exited {ended_with(code)} before it answered"
-        never = self._record.start_seconds is None
         self._end_server(what)
-        refused = code is not None and code > 0 and never
         if code is not None and may_fail and not refused:
             self._reporter.notify(f"the rollout server {what}: it is started again")
             return
         said = "".join(f"\n    {line}" for line in lines)
-        text = f"the rollout server {what}; its log is {self._log}{', and ends with' if lines else ''}{said}"
-        raise ConfigError(text) if refused else ProcessError(text)
+        if refused:  # the launch leaves no run directory, and so no log
+            raise ConfigError(f"the rollout server {what}; it has said{said or ' nothing'}")
+        raise ProcessError(
+            f"the rollout server {what}; its log is {self._log}{', and ends with' if lines else ''}{said}"
+        )
 
     def _why_not_kept(self) -> str:
         """Return why a server that was not found dead or stuck cannot serve the next attempt, as the end of a
@@ -316,17 +332,25 @@ class RunServer(SupervisorFeature):
                 one_token(watch.base_url, seconds=KEPT_TOKEN_SECONDS)
             except (OSError, ServerError) as error:
                 what = f"does not answer one token: {error}"
-                return Finding(cause=Cause.rollout_server_stuck, what=what, confidence="deadline")
+                return Finding(
+                    cause=Cause.rollout_server_stuck, what=what, since=time.monotonic(), confidence="deadline"
+                )
         until = time.monotonic() + 2 * CONFIRM_SECONDS
         while time.monotonic() < until:
             watch.look()
             now = time.monotonic()
-            finding = judge(watch.reading, self._observe(now), syncing=self._syncing, now=now)
+            finding = self._judge(watch, now)
             clear = watch.reading.refused_since is None and watch.reading.unhealthy_since is None
             if finding is not None or clear:
                 return finding
             time.sleep(0.2)
         return None
+
+    def _judge(self, watch: ServerWatch, now: float) -> Finding | None:
+        """Judge what was seen last, and the server's processes now."""
+        return judge(
+            watch.reading, self._observe(now), syncing=self._syncing, now=now, needed_since=self._needed_since
+        )
 
     def _observe(self, now: float) -> Processes | None:
         """Read the processes of a server that the run has started."""
@@ -356,7 +380,7 @@ class RunServer(SupervisorFeature):
             step=step,
             phase=phase,
             confidence=finding.confidence,
-            since_seconds=finding.since_seconds,
+            since_seconds=time.monotonic() - finding.since,
             sentence=f"The rollout server at {url}{whose} {finding.what}.",
             signature=str(finding.cause),
             advice=(log,),

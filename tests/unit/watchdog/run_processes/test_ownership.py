@@ -128,6 +128,18 @@ def test_what_a_supervisor_that_adopts_orphans_did_not_start_is_the_ranks(
     assert family.found() == set(family.helpers)
 
 
+def test_an_orphan_of_a_companion_is_not_the_ranks(start: Callable[[str], Family]) -> None:
+    """A server may start daemons, which the supervisor adopts; they outlive the ranks with it."""
+    family = start("adopts")
+    family.kill_rank()
+    processes = RunProcesses(
+        family.supervisor.pid, os.getsid(family.supervisor.pid), companion=TOKEN, adopts_only_ours=True
+    )
+    with_token, without, fork, session, child = family.helpers
+    assert set(processes.find(read_processes())) == {without, session, child}
+    assert {with_token, fork}.isdisjoint(processes.find(read_processes()))
+
+
 def test_without_adoption_the_token_and_memory_prove_ownership(start: Callable[[str], Family]) -> None:
     """A helper with neither is not taken for the run's, not even as a child of the supervisor."""
     family = start("adopts")

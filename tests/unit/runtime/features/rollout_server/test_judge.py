@@ -12,6 +12,7 @@ from grpo_run.runtime.features.rollout_server._judge import (
     LEAST_ANSWER_SECONDS,
     PAUSED_SECONDS,
     STOPPED_SECONDS,
+    UNUSED_SECONDS,
     Processes,
     Reading,
     judge,
@@ -23,9 +24,15 @@ OWN = Processes()
 DEAD, STUCK, SYNC = Cause.rollout_server_dead, Cause.rollout_server_stuck, Cause.weight_sync_stuck
 
 
-def found(reading: Reading, processes: Processes | None = OWN, *, syncing: bool = False) -> Any:
+def found(
+    reading: Reading,
+    processes: Processes | None = OWN,
+    *,
+    syncing: bool = False,
+    needed_since: float | None = NOW - 600,
+) -> Any:
     """The cause that is found, or None."""
-    finding = judge(reading, processes, syncing=syncing, now=NOW)
+    finding = judge(reading, processes, syncing=syncing, now=NOW, needed_since=needed_since)
     return None if finding is None else finding.cause
 
 
@@ -100,28 +107,61 @@ def test_a_server_that_is_stopped_while_weights_are_sent_has_a_name_of_its_own()
     assert found(Reading(), Processes(stopped=("python (7)", NOW - 60)), syncing=True) is SYNC
 
 
-@pytest.mark.parametrize(
-    ("reading", "processes", "seconds"),
-    [
-        (Reading(), Processes(gone=("VLLM::EngineCore (7)", NOW - 2)), 2.0),
-        (Reading(), Processes(stopped=("VLLM::EngineCore (7)", NOW - 4)), 4.0),
-        (Reading(refused_since=NOW - 3), OWN, 3.0),
-        (Reading(unhealthy_since=NOW - 5), OWN, 5.0),
-        (Reading(asked_at=NOW - 90), OWN, 90.0),
-    ],
-)
-def test_a_fault_is_dated_from_when_it_was_first_seen(
-    reading: Reading, processes: Processes, seconds: float
-) -> None:
-    """What confirms it takes part of the time until it is named."""
-    finding = judge(reading, processes, syncing=False, now=NOW)
-    assert finding is not None
-    assert finding.since_seconds == seconds
-
-
 def test_the_sentence_says_what_was_seen() -> None:
     """With the time, and what is usual."""
-    finding = judge(Reading(asked_at=NOW - 90, longest_answer_seconds=0.4), OWN, syncing=False, now=NOW)
+    reading = Reading(asked_at=NOW - 90, longest_answer_seconds=0.4)
+    finding = judge(reading, OWN, syncing=False, now=NOW, needed_since=NOW - 100)
     assert finding is not None
     assert finding.what == "has not answered one token for 90 s, where it took at most 0.4 s before"
     assert finding.confidence == "deadline"
+
+
+@pytest.mark.parametrize(
+    ("reading", "processes", "needed_since", "since"),
+    [
+        (Reading(), Processes(exit_code=1), NOW - 9, NOW),
+        (Reading(), Processes(exit_code=1, gone=("x (7)", NOW - 0.5)), NOW - 9, NOW - 0.5),
+        (Reading(), Processes(gone=("x (7)", NOW - 2)), NOW - 9, NOW - 2),
+        (Reading(refused_since=NOW - 2), OWN, NOW - 9, NOW - 2),
+        (Reading(unhealthy_since=NOW - 2), OWN, NOW - 9, NOW - 2),
+        (Reading(), Processes(stopped=("x (7)", NOW - 8)), NOW - 9, NOW - 8),
+        (Reading(), Processes(stopped=("x (7)", NOW - 90)), NOW - 9, NOW - 9),
+        (Reading(), Processes(stopped=("x (7)", NOW - 90)), None, NOW - 90),
+        (Reading(paused_since=NOW - 8), OWN, NOW - 9, NOW - 8),
+        (Reading(asked_at=NOW - 70), OWN, NOW - 80, NOW - 70),
+        (Reading(asked_at=NOW - 90, worked_at=NOW - 70), OWN, NOW - 80, NOW - 70),
+    ],
+)
+def test_a_fault_is_known_since_it_holds_up_the_ranks(
+    reading: Reading, processes: Processes, needed_since: float | None, since: float
+) -> None:
+    """How late it was detected is counted from then on, not from the last look."""
+    finding = judge(reading, processes, syncing=False, now=NOW, needed_since=needed_since)
+    assert finding is not None
+    assert finding.since == since
+
+
+@pytest.mark.parametrize(("gone_at", "said"), [(NOW - 1, "after"), (NOW, "with")])
+def test_which_process_was_first_is_said_only_if_it_was_seen(gone_at: float, said: str) -> None:
+    """Both may be killed at once."""
+    processes = Processes(exit_code=-9, gone=("VLLM::EngineCore (7)", gone_at))
+    finding = judge(Reading(), processes, syncing=False, now=NOW, needed_since=None)
+    assert finding is not None
+    assert finding.what == f"has exited by signal 9, {said} its engine VLLM::EngineCore (7)"
+
+
+STOPPED = Processes(stopped=("VLLM::EngineCore (7)", NOW - 50))
+PAUSED = Reading(paused_since=NOW - 50)
+
+
+@pytest.mark.parametrize(("reading", "processes"), [(Reading(), STOPPED), (PAUSED, OWN)])
+def test_a_server_that_stands_still_is_no_fault_before_it_is_needed(
+    reading: Reading, processes: Processes
+) -> None:
+    """Somebody looks into it while the ranks compute. Ranks may need it unseen, so not for ever."""
+    assert found(reading, processes, needed_since=None) is None
+    assert found(reading, processes, needed_since=NOW - 1) is None
+    assert found(reading, processes, needed_since=NOW - PAUSED_SECONDS) is STUCK
+    stopped = Processes(stopped=("python (7)", NOW - UNUSED_SECONDS))
+    paused = Reading(paused_since=NOW - UNUSED_SECONDS)
+    assert found(Reading(), stopped, needed_since=None) is found(paused, needed_since=None) is STUCK

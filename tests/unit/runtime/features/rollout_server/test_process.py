@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import sys
 from typing import Any
 
@@ -72,13 +73,24 @@ def test_the_gpus_of_a_run_are_those_of_its_environment() -> None:
             "no-such-program serve",
             "--rollout-server: no-such-program is not a program that can be found on PATH",
         ),
-        ("env --port many", "--rollout-server: --port many is no number"),
+        ("env --port many", "--rollout-server: --port many is no number from 1 to 65535"),
+        ("env --port 99999", "--rollout-server: --port 99999 is no number from 1 to 65535"),
+        ("env --port 0", "--rollout-server: --port 0 is no number from 1 to 65535"),
     ],
 )
 def test_a_wrong_command_gets_one_line(text: str, said: str) -> None:
     """Before anything is started."""
     with pytest.raises(ConfigError, match="^" + said.replace("'", ".")):
         made(text)
+
+
+def test_a_port_at_which_another_program_listens_is_refused() -> None:
+    """The server of another run would be taken for this run's, and be sent its weights."""
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        with pytest.raises(ConfigError, match=f"^--rollout-server: at --port {port} another program listens"):
+            made(f"env --port {port}")
+    assert made(f"env --port {port}").port == port
 
 
 def test_a_program_may_be_a_path() -> None:

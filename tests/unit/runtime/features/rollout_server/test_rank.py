@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -22,7 +23,7 @@ from grpo_run.runtime.features.rollout_server.settings import NAME, RankServer
 from grpo_run.runtime.rank.points import CallPoints
 from grpo_run.watchdog.observation import Phase
 
-SERVER = RankServer(base_url="http://127.0.0.1:41231", group_port=41232, starts=1)
+SERVER = RankServer(base_url="http://127.0.0.1:41231", starts=1)
 
 
 @dataclass
@@ -79,10 +80,19 @@ def test_a_configuration_names_the_runs_server(part: Callable[..., Any], session
     """Before TRL reads it. TRL waits as long as the server may take to start."""
     part(SERVER)
     made = GRPO()
-    assert (made.used, made.vllm_group_port, made.validated) == (SERVER.base_url, 41232, True)
+    assert (made.used, made.validated) == (SERVER.base_url, True)
     assert made.vllm_server_timeout == 1800.0
     assert AsyncGRPO().vllm_server_base_url == SERVER.base_url
     assert session.notified == []
+
+
+def test_two_configurations_get_two_ports_for_weights(part: Callable[..., Any]) -> None:
+    """The trainer of the first one still holds its own. What the script gives may be taken by another run."""
+    part(SERVER)
+    first = GRPO(vllm_group_port=51216).vllm_group_port
+    with socket.create_server(("127.0.0.1", first)):  # raises if it is not free
+        second = GRPO(vllm_group_port=51300).vllm_group_port
+    assert len({first, second, 51216, 51300}) == 4
 
 
 @pytest.mark.parametrize(
@@ -131,15 +141,24 @@ def test_a_changed_configuration_keeps_its_longer_time() -> None:
     assert (arguments.vllm_server_timeout, address_of(arguments)) == (7200.0, SERVER.base_url)
 
 
-def test_no_proxy_stands_before_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the user has listed stays."""
-    monkeypatch.setenv("NO_PROXY", "example.org,localhost")
-    monkeypatch.delenv("no_proxy", raising=False)
+@pytest.mark.parametrize(
+    ("upper", "lower", "expected"),
+    [
+        ("", "", ("127.0.0.1,localhost", "127.0.0.1,localhost")),
+        ("a.org,localhost", "", ("a.org,localhost,127.0.0.1", "a.org,localhost,127.0.0.1")),
+        ("a.org", "b.org", ("a.org,127.0.0.1,localhost", "b.org,127.0.0.1,localhost")),
+        ("*", "", ("*", "*")),
+    ],
+)
+def test_no_proxy_stands_before_this_machine(
+    upper: str, lower: str, expected: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the user has listed stays, for programs that read one of the two variables, too."""
+    monkeypatch.setenv("NO_PROXY", upper)
+    monkeypatch.setenv("no_proxy", lower)
     leave_proxies_out()
     leave_proxies_out()
-    assert (os.environ["NO_PROXY"], os.environ["no_proxy"]) == (
-        "example.org,localhost,127.0.0.1", "127.0.0.1,localhost",
-    )  # fmt: skip
+    assert (os.environ["NO_PROXY"], os.environ["no_proxy"]) == expected
 
 
 @pytest.fixture
