@@ -113,6 +113,11 @@ class ServerWatch:
         """Take note that a token came after so many seconds."""
         self._note(longest_answer_seconds=max(self.reading.longest_answer_seconds, seconds))
 
+    def begin_anew(self, now: float) -> None:
+        """Let all times begin now: this process did not run, and has not read what was answered meanwhile."""
+        asked_at = None if self.reading.asked_at is None else now
+        self._note(asked_at=asked_at, refused_since=None, unhealthy_since=None, paused_since=None)
+
     def look(self) -> None:
         """Look once."""
         now = time.monotonic()
@@ -168,7 +173,7 @@ class ServerWatch:
         except (OSError, ServerError):
             pass  # what it means, the health check tells
         else:
-            self.note_answer(time.monotonic() - began)
+            self.note_answer(time.monotonic() - (self.reading.asked_at or began))
         self._note(asked_at=None)
 
     def _count_tokens(self) -> None:

@@ -71,6 +71,8 @@ KEPT_TOKEN_SECONDS = 20.0
 """How long a server that has outlived the ranks may take for a token; nobody else uses it."""
 TERM_SECONDS = 5.0
 """Between SIGTERM and SIGKILL when the server is ended."""
+UNSEEN_SECONDS = 10.0
+"""Longer between two looks at the server only if the supervisor was stopped, as by Ctrl-Z."""
 TREE_SECONDS = 5.0
 """Between two looks for processes that the server has started."""
 ENGINE = "VLLM::"
@@ -106,6 +108,7 @@ class RunServer(SupervisorFeature):
         self._syncing = False
         self._needed_since: float | None = None
         """A rank sends weights or waits for tokens since then."""
+        self._judged_at = 0.0
         self._must_restart = ""
         """Why the server is not kept, as the end of a sentence; empty if it may be."""
 
@@ -144,6 +147,10 @@ class RunServer(SupervisorFeature):
         watch, now = self._watch, time.monotonic()
         if watch is None:
             return None
+        if now - self._judged_at > UNSEEN_SECONDS:
+            watch.begin_anew(now)
+            self._processes = Processes()
+        self._judged_at = now
         phases = [one for slot in slots.values() if slot is not None for one in slot.phases]
         self._syncing = watch.syncing = any(one.phase is Phase.weight_sync for one in phases)
         waits = [one.since_seconds for one in phases if one.phase is Phase.generate]

@@ -14,9 +14,10 @@ import pytest
 from support.journal import event
 
 from grpo_run.runtime.errors import EXIT_STOPPED
+from grpo_run.runtime.features.rollout_server._judge import Reading
 from grpo_run.runtime.features.rollout_server.events import PART as HISTORY
 from grpo_run.runtime.features.rollout_server.events import ServerUsed
-from grpo_run.runtime.features.rollout_server.supervisor import PART
+from grpo_run.runtime.features.rollout_server.supervisor import PART, UNSEEN_SECONDS
 from grpo_run.runtime.history.attempt_files import AttemptFiles
 from grpo_run.runtime.history.recovery import Action
 from grpo_run.runtime.history.reporter import LiveHistory, Reporter
@@ -80,6 +81,21 @@ def scene(server: Any, tmp_path: Path, make_config: Callable[..., RunConfig]) ->
     made = Scene(make_config(run_directory=tmp_path / "run"), server.server_port)
     yield made
     made.feature.end()
+
+
+def test_a_server_is_not_to_blame_for_a_supervisor_that_was_stopped(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it has answered meanwhile was not read. A supervisor that looks finds the same fault."""
+    watch, now = scene.feature._watch, 1000.0
+    monkeypatch.setattr("time.monotonic", lambda: now)
+    watch.close()
+    assert scene.feature.fault({}) is None
+    late = Reading(asked_at=now - 50, refused_since=now, unhealthy_since=now, paused_since=now)
+    watch.reading, now = late, now + UNSEEN_SECONDS + 1
+    assert scene.feature.fault({}) is None
+    watch.reading, now = late, now + UNSEEN_SECONDS - 1
+    assert scene.feature.fault({}).verdict.cause is Cause.rollout_server_dead
 
 
 @pytest.mark.parametrize("verdict", [LOST, HUNG])
