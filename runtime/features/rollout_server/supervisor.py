@@ -79,7 +79,6 @@ ENGINE = "VLLM::"
 """How the titles of vLLM's engine processes begin."""
 ADAPTER = "trl-policy-v"
 """How the names of adapters begin with which TRL's AsyncGRPO sends weights."""
-LAST_LINES = 5
 REFUSED_LINES = 60
 """Of a server whose log is not kept. vLLM's last lines are those of the process that has waited for the
 engine; why the engine has failed is above them."""
@@ -288,7 +287,6 @@ class RunServer(SupervisorFeature):
         """
         never = self._record.start_seconds is None
         refused = code is not None and code >= 0 and never
-        lines = last_lines(self._log, REFUSED_LINES if refused else LAST_LINES)
         if code is None:
             what = (
                 f"has not answered one token for {duration_text(waited_seconds)}"
@@ -300,12 +298,11 @@ class RunServer(SupervisorFeature):
         if code is not None and may_fail and not refused:
             self._reporter.notify(f"the rollout server {what}: it is started again")
             return
-        said = "".join(f"\n    {line}" for line in lines)
         if refused:  # the launch leaves no run directory, and so no log
+            said = "".join(f"\n    {line}" for line in last_lines(self._log, REFUSED_LINES))
             raise ConfigError(f"the rollout server {what}; it has said{said or ' nothing'}")
-        raise ProcessError(
-            f"the rollout server {what}; its log is {self._log}{', and ends with' if lines else ''}{said}"
-        )
+        said = "".join(f", and ends with: {line}" for line in last_lines(self._log, 1))
+        raise ProcessError(f"the rollout server {what}; its log is {self._log}{said}")
 
     def _why_not_kept(self) -> str:
         """Return why a server that was not found dead or stuck cannot serve the next attempt, as the end of a
