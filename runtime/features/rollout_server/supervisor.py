@@ -56,6 +56,7 @@ from grpo_run.runtime.supervisor.policy import start_of
 from grpo_run.watchdog.causes import Cause, Origin, is_expired_limit
 from grpo_run.watchdog.observation import Phase, Slot
 from grpo_run.watchdog.processes import read_stat
+from grpo_run.watchdog.stalls.step_clock import UNSEEN_SECONDS
 from grpo_run.watchdog.text import duration_text
 from grpo_run.watchdog.verdict import Verdict
 
@@ -71,8 +72,6 @@ KEPT_TOKEN_SECONDS = 20.0
 """How long a server that has outlived the ranks may take for a token; nobody else uses it."""
 TERM_SECONDS = 5.0
 """Between SIGTERM and SIGKILL when the server is ended."""
-UNSEEN_SECONDS = 10.0
-"""Longer between two looks at the server only if the supervisor was stopped, as by Ctrl-Z."""
 TREE_SECONDS = 5.0
 """Between two looks for processes that the server has started."""
 ENGINE = "VLLM::"
@@ -146,7 +145,7 @@ class RunServer(SupervisorFeature):
         watch, now = self._watch, time.monotonic()
         if watch is None:
             return None
-        if now - self._judged_at > UNSEEN_SECONDS:
+        if now - self._judged_at > UNSEEN_SECONDS:  # the supervisor was stopped, as by Ctrl-Z
             watch.begin_anew(now)
             self._processes = Processes()
         self._judged_at = now

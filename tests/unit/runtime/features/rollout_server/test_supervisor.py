@@ -17,7 +17,7 @@ from grpo_run.runtime.errors import EXIT_STOPPED
 from grpo_run.runtime.features.rollout_server._judge import Reading
 from grpo_run.runtime.features.rollout_server.events import PART as HISTORY
 from grpo_run.runtime.features.rollout_server.events import ServerUsed
-from grpo_run.runtime.features.rollout_server.supervisor import PART, UNSEEN_SECONDS
+from grpo_run.runtime.features.rollout_server.supervisor import PART
 from grpo_run.runtime.history.attempt_files import AttemptFiles
 from grpo_run.runtime.history.recovery import Action
 from grpo_run.runtime.history.reporter import LiveHistory, Reporter
@@ -25,6 +25,7 @@ from grpo_run.runtime.history.run_directory import RunDirectory
 from grpo_run.runtime.launch.config import RunConfig
 from grpo_run.runtime.supervisor.points import Fault
 from grpo_run.watchdog.causes import Cause, Origin
+from grpo_run.watchdog.stalls.step_clock import UNSEEN_SECONDS
 from grpo_run.watchdog.verdict import Verdict
 
 LOST = Verdict(
@@ -91,10 +92,10 @@ def test_a_server_is_not_to_blame_for_a_supervisor_that_was_stopped(
     monkeypatch.setattr("time.monotonic", lambda: now)
     watch.close()
     assert scene.feature.fault({}) is None
-    late = Reading(asked_at=now - 50, refused_since=now, unhealthy_since=now, paused_since=now)
+    late = Reading(asked_at=now - 58, refused_since=now, unhealthy_since=now, paused_since=now)
     watch.reading, now = late, now + UNSEEN_SECONDS + 1
     assert scene.feature.fault({}) is None
-    watch.reading, now = late, now + UNSEEN_SECONDS - 1
+    watch.reading, now = replace(late, refused_since=now - 9), now + UNSEEN_SECONDS - 1
     assert scene.feature.fault({}).verdict.cause is Cause.rollout_server_dead
 
 
