@@ -125,7 +125,13 @@ class RunServer(SupervisorFeature):
             self._reporter.notify(f"the rollout server {reason}: it is started again")
             self._end_server(reason)
         self._must_restart = ""
-        self._start()
+        has_begun = self._command is not None
+        try:
+            self._start()
+        except ConfigError as error:  # the program is gone, or its port is taken
+            if not has_begun:
+                raise
+            raise ProcessError(str(error)) from error
 
     def rank_settings(self, rank: int, files: AttemptFiles) -> dict[str, Any] | None:
         """Return where the server is."""

@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 from support.journal import event
 
-from grpo_run.runtime.errors import EXIT_STOPPED
+from grpo_run.runtime.errors import EXIT_STOPPED, ConfigError, ProcessError
 from grpo_run.runtime.features.rollout_server._judge import Reading
+from grpo_run.runtime.features.rollout_server._process import ServerCommand
 from grpo_run.runtime.features.rollout_server.events import PART as HISTORY
 from grpo_run.runtime.features.rollout_server.events import ServerUsed
 from grpo_run.runtime.features.rollout_server.supervisor import PART
@@ -134,6 +135,23 @@ def test_other_faults_are_answered_by_others(scene: Scene) -> None:
     """Also those of ranks that wait for it."""
     files = AttemptFiles(scene.run, 0)
     assert scene.feature.answer(Fault(verdict=HUNG, failed_ranks=(0,), files=files)) is None
+
+
+def test_a_command_that_becomes_wrong_ends_the_run_in_order(
+    tmp_path: Path, make_config: Any, server: Any
+) -> None:
+    """Before there were ranks, the launch is refused; later, the journal says how the run has ended."""
+    run = RunDirectory(path=tmp_path / "run")
+    run.create()
+    live = LiveHistory(run.journal, "run", parts=[HISTORY()])
+    command = {"command": f"env --port {server.server_port}"}
+    config = make_config(run_directory=run.path, features={"rollout_server": command})
+    feature = PART(config, run, live.history, Reporter(live, str(run.path), lambda text: None))
+    with pytest.raises(ConfigError, match="another program listens"):
+        feature.begin_attempt(0)
+    feature._command = ServerCommand(words=("env",), environment={}, port=server.server_port)
+    with pytest.raises(ProcessError, match="another program listens"):
+        feature.begin_attempt(0)
 
 
 def test_a_run_without_a_server_has_nothing_to_say(tmp_path: Path, make_config: Any) -> None:
