@@ -21,6 +21,8 @@ from grpo_run.runtime.errors import ConfigError
 
 HOST = "127.0.0.1"
 """A server of this run only: its development routes change weights, and are for nobody else."""
+ALL_HOSTS = ("", "0.0.0.0", "::", "localhost")
+"""Values of `--host` with which a server is reached at `HOST`, too."""
 DEFAULTS = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1"}
 """What TRL needs of vLLM: routes that take weights, and adapters while it runs."""
 DEVICES = "CUDA_VISIBLE_DEVICES"
@@ -39,16 +41,18 @@ class ServerCommand:
         words: of the command, with host and port.
         environment: what differs from that of the run.
         port: where it listens.
+        host: where it is reached from this machine, as in an address.
     """
 
     words: tuple[str, ...]
     environment: Mapping[str, str]
     port: int
+    host: str = HOST
 
     @property
     def base_url(self) -> str:
         """Where it answers."""
-        return f"http://{HOST}:{self.port}"
+        return f"http://{self.host}:{self.port}"
 
 
 def command_of(
@@ -84,11 +88,18 @@ def command_of(
         words += ["--port", port]
     if not re.fullmatch(r"[0-9]{1,5}", port) or not 0 < int(port) <= MOST_PORT:
         raise ConfigError(f"--rollout-server: --port {port} is no number from 1 to {MOST_PORT}")
-    if listens(int(port)):  # it would be taken for this run's, and be sent weights
-        raise ConfigError(f"--rollout-server: at --port {port} another program listens already")
-    if _value_of(words, "--host") is None:
+    host = _value_of(words, "--host")
+    if host is None:
         words += ["--host", HOST]
-    return ServerCommand(words=tuple(words), environment={**added, **own}, port=int(port))
+    reached = HOST if host in (None, *ALL_HOSTS) else host
+    if listens(reached, int(port)):  # it would be taken for this run's, and be sent weights
+        raise ConfigError(f"--rollout-server: at --port {port} another program listens already")
+    return ServerCommand(
+        words=tuple(words),
+        environment={**added, **own},
+        port=int(port),
+        host=f"[{reached}]" if ":" in reached else reached,
+    )
 
 
 def _value_of(words: Sequence[str], option: str) -> str | None:
@@ -108,11 +119,13 @@ def free_port() -> int:
         return int(opened.getsockname()[1])
 
 
-def listens(port: int) -> bool:
-    """Whether a program on this machine accepts connections at a port."""
-    with socket.socket() as opened:
-        opened.settimeout(LISTENS_SECONDS)
-        return opened.connect_ex((HOST, port)) == 0
+def listens(host: str, port: int) -> bool:
+    """Whether a program accepts connections at an address of this machine."""
+    try:
+        socket.create_connection((host, port), LISTENS_SECONDS).close()
+    except OSError:
+        return False
+    return True
 
 
 def visible_gpus(environment: Mapping[str, str]) -> list[str]:

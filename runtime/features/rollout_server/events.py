@@ -33,6 +33,7 @@ class ServerStarted(Event, kw_only=True, tag="rollout_server_started"):
     pid: int
     port: int
     log: str
+    host: str = "127.0.0.1"
 
 
 class ServerReady(Event, kw_only=True, tag="rollout_server_ready"):
@@ -120,7 +121,7 @@ class RolloutServer(HistoryPart):
                 self.base_url = self.base_url if self.started_by_run else ""
             case ServerStarted():
                 self.starts, self.ready, self.started_by_run = self.starts + 1, False, True
-                self.base_url = f"http://127.0.0.1:{event.port}"
+                self.base_url = f"http://{event.host}:{event.port}"
             case ServerReady():
                 self.ready = True
                 self.start_seconds = self.start_seconds if event.kept else event.seconds

@@ -239,7 +239,8 @@ class RunServer(SupervisorFeature):
             except OSError as error:
                 raise ConfigError(f"--rollout-server: {command.words[0]}: {error.strerror}") from error
             self._server = server
-            self._reporter.write(ServerStarted(pid=server.pid, port=command.port, log=str(self._log)))
+            started = ServerStarted(pid=server.pid, port=command.port, log=str(self._log), host=command.host)
+            self._reporter.write(started)
             self._reporter.notify(
                 f"starting the rollout server on port {command.port} (pid {server.pid}, log {self._log}); the"
                 " ranks start once it has answered a token"

@@ -45,6 +45,18 @@ def test_what_the_user_says_stays(text: str) -> None:
     assert command.environment["VLLM_SERVER_DEV_MODE"] == "0"
 
 
+@pytest.mark.parametrize(
+    ("host", "reached"),
+    [
+        ("0.0.0.0", "127.0.0.1"), ("::", "127.0.0.1"), ("localhost", "127.0.0.1"),
+        ("127.0.0.2", "127.0.0.2"), ("::1", "[::1]"),
+    ],
+)  # fmt: skip
+def test_a_server_is_asked_where_it_listens(host: str, reached: str) -> None:
+    """At a single address of the machine it does not listen at the others."""
+    assert made(f"env --port 8123 --host {host}").base_url == f"http://{reached}:8123"
+
+
 def test_two_commands_get_two_ports() -> None:
     """Two runs on one machine work."""
     assert made("env").port != made("env").port
