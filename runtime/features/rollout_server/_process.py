@@ -30,6 +30,8 @@ MOST_PORT = 65535
 LISTENS_SECONDS = 1.0
 """The kernel accepts a connection to this machine at once."""
 TAIL_BYTES = 16 * 1024
+_CONTROL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+"""Colours, which vLLM gives the names of its processes, and other control characters."""
 _ASSIGNMENT = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=(.*)", re.DOTALL)
 
 
@@ -148,11 +150,12 @@ def visible_gpus(environment: Mapping[str, str]) -> list[str]:
 
 
 def last_lines(log: Path, count: int) -> list[str]:
-    """Return the last lines of a log that are not empty."""
+    """Return the last lines of a log that are not empty, without what a terminal would obey."""
     try:
         with open(log, "rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL_BYTES))
             text = file.read(TAIL_BYTES).decode(errors="replace")
     except OSError:
         return []
-    return [line.strip() for line in re.split(r"[\r\n]+", text) if line.strip()][-count:]
+    lines = (_CONTROL.sub("", line).strip() for line in re.split(r"[\r\n]+", text))
+    return [line for line in lines if line][-count:]
