@@ -207,5 +207,5 @@ def ask_scores(base_url: str, name: str) -> Scores | None:
         status, body = request(base_url, "POST", "/v1/completions", question, seconds=ASK_SECONDS)
         tokens = json.loads(body)["choices"][0]["prompt_logprobs"][1:] if status == 200 else []
         return [one["logprob"] for token in tokens for one in token.values()] or None
-    except (OSError, ServerError, ValueError, LookupError, TypeError, AttributeError):
+    except (OSError, ServerError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
         return None

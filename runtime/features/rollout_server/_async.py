@@ -119,7 +119,7 @@ def take_back(folder: str, ask: Ask) -> list[str]:
     try:
         cards = json.loads(body)["data"] if status == 200 else []
         found = [str(one["id"]) for one in cards if _is_inside(str(one.get("root") or ""), folder)]
-    except (ValueError, LookupError, TypeError, AttributeError) as error:
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise ServerError("/v1/models cannot be read") from error
     if not found:
         return []

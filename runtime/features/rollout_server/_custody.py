@@ -42,23 +42,22 @@ from grpo_run.watchdog.observation import Alarm
 MAX_JOURNAL_BYTES = 1 << 20
 
 
+def read_stale_faults(session: Session) -> list[IncidentConfirmed]:
+    """Return the faults by which earlier attempts were ended because of stale rollouts."""
+    if not session.settings.attempt:
+        return []
+    journal = RunDirectory(path=session.config.run_directory).journal
+    incidents = read_newest(journal, IncidentConfirmed, MAX_JOURNAL_BYTES)
+    return [one for one in incidents if one.cause == Cause.rollout_stale]
+
+
 def read_alarm_step(session: Session, train_call: int) -> int:
     """Return the step of a call at which the attempt before was ended because of stale rollouts; 0 if it was
     not.
     """
-    before = session.settings.attempt - 1
-    if before < 0:
-        return 0
-    journal = RunDirectory(path=session.config.run_directory).journal
-    incidents = read_newest(journal, IncidentConfirmed, MAX_JOURNAL_BYTES)
-    return max(
-        (
-            one.step or 0
-            for one in incidents
-            if (one.attempt, one.cause, one.train_call) == (before, Cause.rollout_stale, train_call)
-        ),
-        default=0,
-    )
+    ended = (session.settings.attempt - 1, train_call)
+    steps = [one.step or 0 for one in read_stale_faults(session) if (one.attempt, one.train_call) == ended]
+    return max(steps, default=0)
 
 
 def stale_alarm(step: int, text: str, evidence: str) -> Alarm:
@@ -79,6 +78,9 @@ class Custody:
         self._generation = getattr(points.trainer, vllm_names.GENERATION)
         self._client = getattr(self._generation, vllm_names.CLIENT, None)  # of rank 0
         self._alarm_step = read_alarm_step(session, points.train_call)
+        foreign = not session.settings.features.get(NAME)
+        self._distrusted = foreign and bool(read_stale_faults(session))
+        """The server was found to hold other weights, and this run has not started it again."""
         self._held = HeldWeights(self._client, session.warn_in_journal)
         self._differences = Differences()
         self._sent = 0
@@ -143,7 +145,9 @@ class Custody:
         if math.isfinite(difference):
             vouching += [Kind.difference] * self._differences.known
             self._differences.accept(difference)
-        if self._held.ignored:  # whatever else vouches for it, something has said otherwise
+        if (
+            self._held.ignored or self._distrusted
+        ):  # whatever else vouches for it, something has said otherwise
             vouching.clear()
         self._write(
             samples, SampleOrigin.meant if vouching else SampleOrigin.cannot_tell, ", ".join(vouching)

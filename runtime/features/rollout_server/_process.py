@@ -21,6 +21,8 @@ from grpo_run.runtime.errors import ConfigError
 
 HOST = "127.0.0.1"
 """A server of this run only: its development routes change weights, and are for nobody else."""
+ALL_HOSTS = ("", "0.0.0.0", "::", "localhost")
+"""Values of `--host` with which a server is reached at `HOST`, too."""
 DEFAULTS = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1"}
 """What TRL needs of vLLM: routes that take weights, and adapters while it runs."""
 DEVICES = "CUDA_VISIBLE_DEVICES"
@@ -28,6 +30,8 @@ MOST_PORT = 65535
 LISTENS_SECONDS = 1.0
 """The kernel accepts a connection to this machine at once."""
 TAIL_BYTES = 16 * 1024
+_CONTROL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+"""Colours, which vLLM gives the names of its processes, and other control characters."""
 _ASSIGNMENT = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=(.*)", re.DOTALL)
 
 
@@ -39,16 +43,18 @@ class ServerCommand:
         words: of the command, with host and port.
         environment: what differs from that of the run.
         port: where it listens.
+        host: where it is reached from this machine, as in an address.
     """
 
     words: tuple[str, ...]
     environment: Mapping[str, str]
     port: int
+    host: str = HOST
 
     @property
     def base_url(self) -> str:
         """Where it answers."""
-        return f"http://{HOST}:{self.port}"
+        return f"http://{self.host}:{self.port}"
 
 
 def command_of(
@@ -84,21 +90,29 @@ def command_of(
         words += ["--port", port]
     if not re.fullmatch(r"[0-9]{1,5}", port) or not 0 < int(port) <= MOST_PORT:
         raise ConfigError(f"--rollout-server: --port {port} is no number from 1 to {MOST_PORT}")
-    if listens(int(port)):  # it would be taken for this run's, and be sent weights
-        raise ConfigError(f"--rollout-server: at --port {port} another program listens already")
-    if _value_of(words, "--host") is None:
+    host = _value_of(words, "--host")
+    if host is None:
         words += ["--host", HOST]
-    return ServerCommand(words=tuple(words), environment={**added, **own}, port=int(port))
+    reached = HOST if host in (None, *ALL_HOSTS) else host
+    if listens(reached, int(port)):  # it would be taken for this run's, and be sent weights
+        raise ConfigError(f"--rollout-server: at --port {port} another program listens already")
+    return ServerCommand(
+        words=tuple(words),
+        environment={**added, **own},
+        port=int(port),
+        host=f"[{reached}]" if ":" in reached else reached,
+    )
 
 
 def _value_of(words: Sequence[str], option: str) -> str | None:
     """Return the value of an option among words; None if it is not given."""
-    for place, word in enumerate(words):
+    found = None  # the last one counts
+    for word, following in zip(words, (*words[1:], None), strict=True):
         if word.startswith(f"{option}="):
-            return word.partition("=")[2]
-        if word == option and place + 1 < len(words):
-            return words[place + 1]
-    return None
+            found = word.partition("=")[2]
+        elif word == option and following is not None:
+            found = following
+    return found
 
 
 def free_port() -> int:
@@ -108,11 +122,13 @@ def free_port() -> int:
         return int(opened.getsockname()[1])
 
 
-def listens(port: int) -> bool:
-    """Whether a program on this machine accepts connections at a port."""
-    with socket.socket() as opened:
-        opened.settimeout(LISTENS_SECONDS)
-        return opened.connect_ex((HOST, port)) == 0
+def listens(host: str, port: int) -> bool:
+    """Whether a program accepts connections at an address of this machine."""
+    try:
+        socket.create_connection((host, port), LISTENS_SECONDS).close()
+    except OSError:
+        return False
+    return True
 
 
 def visible_gpus(environment: Mapping[str, str]) -> list[str]:
@@ -135,11 +151,12 @@ def visible_gpus(environment: Mapping[str, str]) -> list[str]:
 
 
 def last_lines(log: Path, count: int) -> list[str]:
-    """Return the last lines of a log that are not empty."""
+    """Return the last lines of a log that are not empty, without what a terminal would obey."""
     try:
         with open(log, "rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL_BYTES))
             text = file.read(TAIL_BYTES).decode(errors="replace")
     except OSError:
         return []
-    return [line.strip() for line in re.split(r"[\r\n]+", text) if line.strip()][-count:]
+    lines = (_CONTROL.sub("", line).strip() for line in re.split(r"[\r\n]+", text))
+    return [line for line in lines if line][-count:]

@@ -75,7 +75,7 @@ def one_token(base_url: str, *, seconds: float) -> None:
     status, body = request(base_url, "GET", "/v1/models", seconds=ANSWER_SECONDS)
     try:
         model = json.loads(body)["data"][0]["id"]
-    except (ValueError, LookupError, TypeError) as error:
+    except (ValueError, LookupError, TypeError, RecursionError) as error:
         raise ServerError(f"/v1/models answers {status} without a model") from error
     question = {"model": model, "prompt": [1], "max_tokens": 1, "temperature": 0.0}
     status, body = request(base_url, "POST", "/v1/completions", question, seconds=seconds)
@@ -113,6 +113,11 @@ class ServerWatch:
     def note_answer(self, seconds: float) -> None:
         """Take note that a token came after so many seconds."""
         self._note(longest_answer_seconds=max(self.reading.longest_answer_seconds, seconds))
+
+    def begin_anew(self, now: float) -> None:
+        """Let all times begin now: this process did not run, and has not read what was answered meanwhile."""
+        asked_at = None if self.reading.asked_at is None else now
+        self._note(asked_at=asked_at, refused_since=None, unhealthy_since=None, paused_since=None)
 
     def look(self) -> None:
         """Look once. What the engine has to answer is asked by another thread: it may never come."""
@@ -185,7 +190,7 @@ class ServerWatch:
         except (OSError, ServerError):
             pass  # what it means, the health check tells
         else:
-            self.note_answer(time.monotonic() - began)
+            self.note_answer(time.monotonic() - (self.reading.asked_at or began))
         self._note(asked_at=None)
 
     def _count_tokens(self) -> None:

@@ -33,6 +33,7 @@ class ServerStarted(Event, kw_only=True, tag="rollout_server_started"):
     pid: int
     port: int
     log: str
+    host: str = "127.0.0.1"
 
 
 class ServerReady(Event, kw_only=True, tag="rollout_server_ready"):
@@ -88,6 +89,7 @@ class RolloutServer(HistoryPart):
         local_ranks: on this node.
         base_url: of the server that the last attempt has used; empty for none.
         started_by_run: the run has started it.
+        used: a trainer of this attempt generates with it.
         adapters: its weights stay, and policies go there as adapters.
         starts: how often the run has started one.
         ready: it has answered, and has not ended since.
@@ -105,6 +107,7 @@ class RolloutServer(HistoryPart):
     local_ranks: int = 1
     base_url: str = ""
     started_by_run: bool = False
+    used: bool = False
     adapters: bool = False
     starts: int = 0
     ready: bool = False
@@ -121,9 +124,10 @@ class RolloutServer(HistoryPart):
                 self.local_ranks = event.world_size_local or 1
             case AttemptStarted():
                 self.base_url = self.base_url if self.started_by_run else ""
+                self.used = False
             case ServerStarted():
                 self.starts, self.ready, self.started_by_run = self.starts + 1, False, True
-                self.base_url = f"http://127.0.0.1:{event.port}"
+                self.base_url = f"http://{event.host}:{event.port}"
             case ServerReady():
                 self.ready = True
                 self.start_seconds = self.start_seconds if event.kept else event.seconds
@@ -131,6 +135,7 @@ class RolloutServer(HistoryPart):
                 self.ready = False
             case ServerUsed():
                 self.base_url, self.started_by_run = event.base_url, event.started_by_run
+                self.used = True
                 self.adapters = event.adapters
             case WeightsSent():
                 self.syncs += 1

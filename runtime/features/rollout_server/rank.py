@@ -15,6 +15,7 @@ import functools
 import os
 from collections.abc import Callable
 from typing import Any
+from urllib.parse import urlsplit
 
 import wrapt
 
@@ -71,14 +72,15 @@ def set_address(configuration: Any, server: RankServer, start_seconds: float) ->
     return named
 
 
-def leave_proxies_out() -> None:
+def leave_proxies_out(base_url: str) -> None:
     """Let no proxy stand between this process, or one that it starts, and a server on this machine."""
     names = ("no_proxy", "NO_PROXY")
+    hosts = dict.fromkeys((*LOOPBACK, urlsplit(base_url).hostname or ""))
     either = next((os.environ[name] for name in names if os.environ.get(name)), "")
     for name in names:  # of two, most programs read the first only: it must not hide what the other lists
         listed = [one for one in (os.environ.get(name) or either).split(",") if one]
         if listed != ["*"]:  # no proxy for any host, if it stands alone
-            listed += [one for one in LOOPBACK if one not in listed]
+            listed += [one for one in hosts if one not in listed]
         os.environ[name] = ",".join(listed)
 
 
@@ -95,7 +97,7 @@ class RolloutServerPart(RankFeature):
         """Set the address in the configurations that the script will build, and limit requests."""
         server = server_of(session)
         if server is not None:
-            leave_proxies_out()
+            leave_proxies_out(server.base_url)
             self._limits.servers.add(server.base_url)
         wrapt.register_post_import_hook(self._limits.install, "requests.sessions")
         hook = functools.partial(self._address, session, server)

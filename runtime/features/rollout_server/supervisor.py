@@ -53,8 +53,9 @@ from grpo_run.runtime.processes.companion import Companion
 from grpo_run.runtime.supervisor.points import Answer, Fault, FeatureFactory, SupervisorFeature
 from grpo_run.runtime.supervisor.policy import start_of
 from grpo_run.watchdog.causes import Cause, Origin, is_expired_limit
-from grpo_run.watchdog.observation import Phase, Slot
+from grpo_run.watchdog.observation import Phase, RankState, Slot
 from grpo_run.watchdog.processes import read_stat
+from grpo_run.watchdog.stalls.step_clock import UNSEEN_SECONDS
 from grpo_run.watchdog.text import duration_text
 from grpo_run.watchdog.verdict import Verdict
 
@@ -68,6 +69,8 @@ ASK_SECONDS = 1.0
 """Between two questions to a server that is starting; what its exit takes to be seen is a tenth of it."""
 KEPT_TOKEN_SECONDS = 20.0
 """How long a server that has outlived the ranks may take for a token; nobody else uses it."""
+MAX_DELAY_SECONDS = 30.0
+"""Between two starts that have failed. The delay begins with 1 s and doubles."""
 TERM_SECONDS = 5.0
 """Between SIGTERM and SIGKILL when the server is ended."""
 TREE_SECONDS = 5.0
@@ -76,7 +79,6 @@ WAITS = (Phase.generate, Phase.data)
 """Phases in which a rank waits for what the server makes; AsyncGRPO gets it from its data loader."""
 ENGINE = "VLLM::"
 """How the titles of vLLM's engine processes begin."""
-LAST_LINES = 5
 REFUSED_LINES = 60
 """Of a server whose log is not kept. vLLM's last lines are those of the process that has waited for the
 engine; why the engine has failed is above them."""
@@ -105,6 +107,7 @@ class RunServer(SupervisorFeature):
         self._syncing = False
         self._needed_since: float | None = None
         """A rank sends weights or waits for tokens since then."""
+        self._judged_at = 0.0
         self._must_restart = ""
         """Why the server is not kept, as the end of a sentence; empty if it may be."""
 
@@ -123,7 +126,13 @@ class RunServer(SupervisorFeature):
             self._reporter.notify(f"the rollout server {reason}: it is started again")
             self._end_server(reason)
         self._must_restart = ""
-        self._start()
+        has_begun = self._command is not None
+        try:
+            self._start()
+        except ConfigError as error:  # the program is gone, or its port is taken
+            if not has_begun:
+                raise
+            raise ProcessError(str(error)) from error
 
     def rank_settings(self, rank: int, files: AttemptFiles) -> dict[str, Any] | None:
         """Return where the server is."""
@@ -143,6 +152,10 @@ class RunServer(SupervisorFeature):
         watch, now = self._watch, time.monotonic()
         if watch is None:
             return None
+        if now - self._judged_at > UNSEEN_SECONDS:  # the supervisor was stopped, as by Ctrl-Z
+            watch.begin_anew(now)
+            self._processes = Processes()
+        self._judged_at = now
         phases = [one for slot in slots.values() if slot is not None for one in slot.phases]
         self._syncing = watch.syncing = any(one.phase is Phase.weight_sync for one in phases)
         inner = [slot.phases[-1] for slot in slots.values() if slot is not None and slot.phases]
@@ -151,13 +164,22 @@ class RunServer(SupervisorFeature):
         watch.waiting_since = min(waits, default=None)
         self._needed_since = min([*waits, *sends], default=None)
         finding = self._judge(watch, now)
-        if finding is None:
+        if finding is None or not self._is_used(slots):
             return None
         step = max((slot.step for slot in slots.values() if slot is not None), default=0)
         phase = next(
             (one.phase.name for one in phases if one.phase in (Phase.weight_sync, Phase.generate)), None
         )
         return self._verdict(finding, step, phase)
+
+    def _is_used(self, slots: Mapping[int, Slot | None]) -> bool:
+        """Whether a rank may need the server: not if it trains without, or has trained. A trainer that comes
+        later and does not find it fails, which `explain` explains.
+        """
+        states = {slot.state for slot in slots.values() if slot is not None}
+        over = (RankState.between, RankState.returned, RankState.done)
+        unused = RankState.training in states and not self._record.used
+        return not unused and not (states and states <= set(over))
 
     def explain(self, verdict: Verdict) -> Verdict | None:
         """Return that the server is to blame for ranks that could not reach it, or that wait for it."""
@@ -228,7 +250,8 @@ class RunServer(SupervisorFeature):
             except OSError as error:
                 raise ConfigError(f"--rollout-server: {command.words[0]}: {error.strerror}") from error
             self._server = server
-            self._reporter.write(ServerStarted(pid=server.pid, port=command.port, log=str(self._log)))
+            started = ServerStarted(pid=server.pid, port=command.port, log=str(self._log), host=command.host)
+            self._reporter.write(started)
             self._reporter.notify(
                 f"starting the rollout server on port {command.port} (pid {server.pid}, log {self._log}); the"
                 " ranks start once it has answered a token"
@@ -236,6 +259,7 @@ class RunServer(SupervisorFeature):
             last = failed == self._settings.restarts
             if (seconds := self._await(server, command, may_fail=not last)) is not None:
                 break
+            time.sleep(min(MAX_DELAY_SECONDS, 2.0**failed))
         assert seconds is not None
         self._watch = ServerWatch(command.base_url)
         self._watch.note_answer(seconds)
@@ -281,7 +305,6 @@ class RunServer(SupervisorFeature):
         """
         never = self._record.start_seconds is None
         refused = code is not None and code >= 0 and never
-        lines = last_lines(self._log, REFUSED_LINES if refused else LAST_LINES)
         if code is None:
             what = (
                 f"has not answered one token for {duration_text(waited_seconds)}"
@@ -293,12 +316,11 @@ class RunServer(SupervisorFeature):
         if code is not None and may_fail and not refused:
             self._reporter.notify(f"the rollout server {what}: it is started again")
             return
-        said = "".join(f"\n    {line}" for line in lines)
         if refused:  # the launch leaves no run directory, and so no log
+            said = "".join(f"\n    {line}" for line in last_lines(self._log, REFUSED_LINES))
             raise ConfigError(f"the rollout server {what}; it has said{said or ' nothing'}")
-        raise ProcessError(
-            f"the rollout server {what}; its log is {self._log}{', and ends with' if lines else ''}{said}"
-        )
+        said = "".join(f", and ends with: {line}" for line in last_lines(self._log, 1))
+        raise ProcessError(f"the rollout server {what}; its log is {self._log}{said}")
 
     def _why_not_kept(self) -> str:
         """Return why a server that was not found dead or stuck cannot serve the next attempt, as the end of a

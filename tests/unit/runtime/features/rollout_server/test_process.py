@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import socket
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from grpo_run.runtime.errors import ConfigError
-from grpo_run.runtime.features.rollout_server._process import ServerCommand, command_of, visible_gpus
+from grpo_run.runtime.features.rollout_server._process import (
+    ServerCommand,
+    command_of,
+    last_lines,
+    visible_gpus,
+)
 
 ENVIRONMENT = {"PATH": "/usr/bin:/bin"}
 
@@ -43,6 +49,18 @@ def test_what_the_user_says_stays(text: str) -> None:
     assert command.words == tuple(text.split())
     assert command.port == 8123
     assert command.environment["VLLM_SERVER_DEV_MODE"] == "0"
+
+
+@pytest.mark.parametrize(
+    ("host", "reached"),
+    [
+        ("0.0.0.0", "127.0.0.1"), ("::", "127.0.0.1"), ("localhost", "127.0.0.1"),
+        ("127.0.0.2", "127.0.0.2"), ("::1", "[::1]"),
+    ],
+)  # fmt: skip
+def test_a_server_is_asked_where_it_listens(host: str, reached: str) -> None:
+    """At a single address of the machine it does not listen at the others."""
+    assert made(f"env --port 8123 --host {host}").base_url == f"http://{reached}:8123"
 
 
 def test_two_commands_get_two_ports() -> None:
@@ -91,6 +109,15 @@ def test_a_port_at_which_another_program_listens_is_refused() -> None:
         with pytest.raises(ConfigError, match=f"^--rollout-server: at --port {port} another program listens"):
             made(f"env --port {port}")
     assert made(f"env --port {port}").port == port
+
+
+def test_the_last_lines_of_a_log_are_text(tmp_path: Path) -> None:
+    """vLLM colours the names of its processes; a bar of progress ends with a carriage return."""
+    log = tmp_path / "log"
+    log.write_bytes(b"one\n\x1b[0;36m(Engine pid=7)\x1b[0;0m loads\r 50%\r100% \n\x1b[2J\x07done \xff\n\n")
+    assert last_lines(log, 3) == ["50%", "100%", "done \ufffd"]
+    assert last_lines(log, 9)[:2] == ["one", "(Engine pid=7) loads"]
+    assert last_lines(tmp_path / "none", 3) == []
 
 
 def test_a_program_may_be_a_path() -> None:

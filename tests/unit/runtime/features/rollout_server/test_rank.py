@@ -156,9 +156,17 @@ def test_no_proxy_stands_before_this_machine(
     """What the user has listed stays, for programs that read one of the two variables, too."""
     monkeypatch.setenv("NO_PROXY", upper)
     monkeypatch.setenv("no_proxy", lower)
-    leave_proxies_out()
-    leave_proxies_out()
+    leave_proxies_out(SERVER.base_url)
+    leave_proxies_out(SERVER.base_url)
     assert (os.environ["NO_PROXY"], os.environ["no_proxy"]) == expected
+
+
+def test_no_proxy_stands_before_a_server_at_another_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of this machine."""
+    monkeypatch.setenv("no_proxy", "")
+    monkeypatch.setenv("NO_PROXY", "")
+    leave_proxies_out("http://10.0.0.5:8000")
+    assert os.environ["no_proxy"] == "127.0.0.1,localhost,10.0.0.5"
 
 
 @pytest.fixture

@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.server
 import json
 import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +14,8 @@ from typing import Any
 import pytest
 from support.journal import event
 
-from grpo_run.runtime.errors import EXIT_STOPPED
+from grpo_run.runtime.errors import EXIT_STOPPED, ConfigError, ProcessError
+from grpo_run.runtime.features.rollout_server._judge import Reading
 from grpo_run.runtime.features.rollout_server._process import ServerCommand
 from grpo_run.runtime.features.rollout_server.events import PART as HISTORY
 from grpo_run.runtime.features.rollout_server.events import ServerUsed
@@ -25,6 +27,8 @@ from grpo_run.runtime.history.run_directory import RunDirectory
 from grpo_run.runtime.launch.config import RunConfig
 from grpo_run.runtime.supervisor.points import Fault
 from grpo_run.watchdog.causes import Cause, Origin
+from grpo_run.watchdog.observation import RankState
+from grpo_run.watchdog.stalls.step_clock import UNSEEN_SECONDS
 from grpo_run.watchdog.verdict import Verdict
 
 LOST = Verdict(
@@ -83,6 +87,45 @@ def scene(server: Any, tmp_path: Path, make_config: Callable[..., RunConfig]) ->
     made.feature.end()
 
 
+def test_a_server_is_not_to_blame_for_a_supervisor_that_was_stopped(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it has answered meanwhile was not read. A supervisor that looks finds the same fault."""
+    watch, now = scene.feature._watch, 1000.0
+    monkeypatch.setattr("time.monotonic", lambda: now)
+    watch.close()
+    assert scene.feature.fault({}) is None
+    late = Reading(asked_at=now - 58, refused_since=now, unhealthy_since=now, paused_since=now)
+    watch.reading, now = late, now + UNSEEN_SECONDS + 1
+    assert scene.feature.fault({}) is None
+    watch.reading, now = replace(late, refused_since=now - 9), now + UNSEEN_SECONDS - 1
+    assert scene.feature.fault({}).cause is Cause.rollout_server_dead
+
+
+@pytest.mark.parametrize(
+    ("states", "used", "counts"),
+    [
+        ([RankState.starting], False, True),
+        ([RankState.training, RankState.training], True, True),
+        ([RankState.training], False, False),
+        ([RankState.between, RankState.done], True, False),
+        ([RankState.training, RankState.between], True, True),
+    ],
+)
+def test_a_server_that_nobody_uses_may_die(
+    states: list[RankState], used: bool, counts: bool, scene: Scene, make_slot: Any
+) -> None:
+    """No trainer generates with it, or all have trained."""
+    if not used:
+        scene.live.write(event("attempt_started", world_size=1, node=0))
+    watch = scene.feature._watch
+    watch.close()
+    assert scene.feature.fault({}) is None
+    watch.reading = Reading(refused_since=time.monotonic() - 60)
+    slots = {rank: make_slot(rank, state=state) for rank, state in enumerate(states)}
+    assert (scene.feature.fault(slots) is not None) == counts
+
+
 @pytest.mark.parametrize("verdict", [LOST, HUNG])
 def test_ranks_are_to_blame_while_the_server_answers(verdict: Verdict, scene: Scene) -> None:
     """It answers a token now."""
@@ -134,6 +177,23 @@ def test_other_faults_are_answered_by_others(scene: Scene) -> None:
     """Also those of ranks that wait for it."""
     files = AttemptFiles(scene.run, 0)
     assert scene.feature.answer(Fault(verdict=HUNG, failed_ranks=(0,), files=files)) is None
+
+
+def test_a_command_that_becomes_wrong_ends_the_run_in_order(
+    tmp_path: Path, make_config: Any, server: Any
+) -> None:
+    """Before there were ranks, the launch is refused; later, the journal says how the run has ended."""
+    run = RunDirectory(path=tmp_path / "run")
+    run.create()
+    live = LiveHistory(run.journal, "run", parts=[HISTORY()])
+    command = {"command": f"env --port {server.server_port}"}
+    config = make_config(run_directory=run.path, features={"rollout_server": command})
+    feature = PART(config, run, live.history, Reporter(live, str(run.path), lambda text: None))
+    with pytest.raises(ConfigError, match="another program listens"):
+        feature.begin_attempt(0)
+    feature._command = ServerCommand(words=("env",), environment={}, port=server.server_port)
+    with pytest.raises(ProcessError, match="another program listens"):
+        feature.begin_attempt(0)
 
 
 def test_a_run_without_a_server_has_nothing_to_say(tmp_path: Path, make_config: Any) -> None:
