@@ -117,7 +117,7 @@ def test_a_server_that_nobody_uses_may_die(
 ) -> None:
     """No trainer generates with it, or all have trained."""
     if not used:
-        scene.live.write(event("attempt_started", world_size=1, node=0))
+        scene.live.write(event("attempt_started", attempt=1, world_size=1, node=0))
     watch = scene.feature._watch
     watch.close()
     assert scene.feature.fault({}) is None
