@@ -45,7 +45,7 @@ def missing() -> str:
             return f"{program} is not installed (iproute2, util-linux)"
     tried = subprocess.run(
         ["unshare", "--net", "--mount", "sh", "-c",
-         "mount -t tmpfs none /mnt && ip link add port0 type veth peer name port1 && ip link add bridge0 type bridge"],
+         TRY],
         capture_output=True, text=True, stdin=subprocess.DEVNULL,
     )  # fmt: skip
     return f"namespaces are not permitted: {tried.stderr.strip()}" if tried.returncode else ""
