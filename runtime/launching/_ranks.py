@@ -140,17 +140,20 @@ def _rendezvous(elastic: LaunchConfig) -> RendezvousHandler:
     from torch.distributed.elastic.rendezvous import RendezvousParameters
     from torch.distributed.elastic.rendezvous import registry as rendezvous_registry
 
-    return rendezvous_registry.get_rendezvous_handler(
-        RendezvousParameters(
-            backend=elastic.rdzv_backend,
-            endpoint=elastic.rdzv_endpoint,
-            run_id=elastic.run_id,
-            min_nodes=elastic.min_nodes,
-            max_nodes=elastic.max_nodes,
-            local_addr=elastic.local_addr,
-            **elastic.rdzv_configs,
-        )
+    from grpo_run.runtime.processes.meeting import Meeting
+
+    parameters = RendezvousParameters(
+        backend=elastic.rdzv_backend,
+        endpoint=elastic.rdzv_endpoint,
+        run_id=elastic.run_id,
+        min_nodes=elastic.min_nodes,
+        max_nodes=elastic.max_nodes,
+        local_addr=elastic.local_addr,
+        **elastic.rdzv_configs,
     )
+    if elastic.max_nodes > 1 and elastic.rdzv_backend == "c10d" and parameters.get("store_type") != "file":
+        return Meeting(parameters)
+    return rendezvous_registry.get_rendezvous_handler(parameters)
 
 
 FLIGHT_RECORDER = "TORCH_FR_BUFFER_SIZE"
