@@ -8,7 +8,7 @@ PYTEST := $(BIN)/pytest
 
 SERVER := build/rollout-server
 
-.PHONY: demo test test-unit test-full test-server test-versions package gpu lint typing generated mutation bench clean
+.PHONY: demo test test-unit test-full test-hosts test-server test-versions package gpu lint typing generated mutation bench clean
 
 demo: $(STAMP)
 	$(BIN)/grpo-run demo
@@ -16,7 +16,7 @@ demo: $(STAMP)
 # More workers than cores, because most tests wait for processes. Each worker collects a share of the unit tests
 # (tests/support/workers.py); the other tests start with the longest, from one warm launcher. Tests marked `alone`
 # measure time or memory: they run after the others, one by one.
-REAL := tests/integration tests/fault tests/browser
+REAL := tests/integration tests/fault tests/hosts tests/browser
 UNIT_WORKERS := --numprocesses 3
 WORKERS := --numprocesses 4
 EXTENSION := build/torch_extensions/deepspeed_shm_comm/deepspeed_shm_comm.so
@@ -38,6 +38,10 @@ test-unit: $(STAMP)
 # All tests and the campaigns, which take hours. Results of the last run: docs/reference/campaigns.md.
 test-full: $(STAMP) system $(EXTENSION)
 	$(PYTEST) tests -q --durations=50
+
+# Runs over two and three hosts of namespaces, which lose ranks, supervisors, hosts and cables: some minutes, as root.
+test-hosts: $(STAMP) system
+	$(PYTEST) tests/hosts -q --durations=0
 
 # AsyncGRPO against a real vLLM on the CPU, in an environment of its own with 3 GB: some minutes.
 test-server: $(SERVER)/.installed
@@ -121,11 +125,13 @@ $(EXTENSION): | $(STAMP)
 	@PYTHONPATH=tests $(BIN)/python -P -m support.compile_extensions >$(VENV)/extension.log 2>&1 \
 	|| { cat $(VENV)/extension.log; exit 1; }
 
-# Install prometheus and alertmanager for tests that scrape, check rules and fire alerts, and chromium for tests that open a report.
+# Install prometheus and alertmanager for tests that scrape, check rules and fire alerts, chromium for tests that open a report, and
+# ip for tests over several hosts.
 .PHONY: system
 system:
 	@command -v prometheus >/dev/null && command -v prometheus-alertmanager >/dev/null || sh tests/support/install-prometheus.sh
 	@sh tests/support/install-chromium.sh
+	@sh tests/support/install-namespaces.sh
 
 clean:
 	rm -rf build runs demo-out .pytest_cache .mypy_cache .ruff_cache

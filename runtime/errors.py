@@ -11,6 +11,7 @@
     ├── ResumeMismatchError           a restarted script does not continue its train() calls
     ├── NoHeadroomError               not enough memory for a snapshot (names the limit); goes to disk
     ├── IllegalTransition             a lifecycle event is illegal in the present state; a bug in grpo-run
+    ├── HostsLostError                the hosts of a run cannot meet; another allocation may work
     └── ProcessError                  a process could not be started, or survived SIGKILL
 
     Stopped(SystemExit)               exits the user's script after an agreed stop; not an error
@@ -85,6 +86,12 @@ class IllegalTransition(GrpoRunError):
 
 class ProcessError(GrpoRunError):
     """A rank's process could not be started, or did not exit after SIGKILL."""
+
+
+class HostsLostError(GrpoRunError):
+    """The hosts of a run cannot meet, or have lost the one where they meet. The run ends with 75: the same
+    commands continue it, on these hosts or on others.
+    """
 
 
 class Stopped(SystemExit):

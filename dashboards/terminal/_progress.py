@@ -49,6 +49,8 @@ def progress_line(status: RunStatus) -> ProgressLine:
     time left is shown only while steps are being committed. Before the first step there may be nothing to
     say.
     """
+    if status.hosts_awaited:
+        return ProgressLine(starting=False, parts=((0, status.hosts_awaited),), wait="hosts")
     history, wait = status.history, status.wait
     key = None if wait is None else wait.key
     parts: list[tuple[int, str]] = []
@@ -56,11 +58,11 @@ def progress_line(status: RunStatus) -> ProgressLine:
     if wait is not None:
         parts.append((0, wait.text))
     elif status.state == "recovering":
-        parts.append((0, f"restarting {counted(len(status.slots), 'rank')}"))
+        parts.append((0, f"restarting {_ranks(status)}"))
     elif status.state in STATE_NOTES:
         parts.append((0, STATE_NOTES[status.state]))
     if starting is None and history.no_trainer.current and status.state == "running":
-        parts.append((1, f"training with no Trainer and no loop on {counted(len(status.slots), 'rank')}"))
+        parts.append((1, f"training with no Trainer and no loop on {_ranks(status)}"))
         return ProgressLine(starting=False, parts=tuple(parts), wait=key)
     if starting is not None or not history.step:
         parts += [(1, starting)] if starting is not None else []
@@ -76,12 +78,18 @@ def progress_line(status: RunStatus) -> ProgressLine:
         parts.append((3, f"reward {history.reward:.3f}"))
     elif history.loss is not None:
         parts.append((3, f"loss {history.loss:.3f}"))
-    parts.append((5, counted(len(status.slots), "rank")))
+    parts.append((5, _ranks(status)))
     parts += [(7, point) for point in _recovery_point(history)]
     recovered = sum(recovery.recovery_seconds is not None for recovery in history.recoveries)
     if recovered:
         parts.append((6, f"{counted(recovered, 'fault')} recovered"))
     return ProgressLine(starting=False, parts=tuple(parts), wait=key)
+
+
+def _ranks(status: RunStatus) -> str:
+    """How many ranks this host has, and of how many."""
+    here, all_ranks = len(status.slots), status.history.world_size
+    return f"{here} of {counted(all_ranks, 'rank')}" if all_ranks > here else counted(here, "rank")
 
 
 def _starting(status: RunStatus) -> str | None:
@@ -90,7 +98,7 @@ def _starting(status: RunStatus) -> str | None:
         return None
     history = status.history
     verb = "restarting" if history.restarting else "starting"
-    ranks = counted(len(status.slots), "rank")
+    ranks = _ranks(status)
     slots = [slot for slot in status.slots if slot is not None]
     if len(slots) < len(status.slots) or not slots:
         return f"{verb} {ranks}" + (

@@ -139,6 +139,10 @@ class History:
     step: int = 0
     target_steps: int = 0
     attempts: int = 0
+    node: int = 0
+    """The number of this host among those of the last attempt."""
+    world_size: int = 0
+    """Ranks of all hosts in the last attempt; 0 before the first."""
     checkpoint: Checkpoint | None = None
     """The furthest checkpoint that was published since the present attempt began, or before if it resumed
     there.
@@ -369,6 +373,7 @@ class History:
     def _attempt_started(self, event: AttemptStarted) -> None:
         number = _known(event.attempt)
         self.attempts = max(self.attempts, number + 1)
+        self.node, self.world_size = event.node or 0, event.world_size or 0
         self.ranks_stopped = False
         self.steps.interrupt()
         self.committed_in_attempt = 0

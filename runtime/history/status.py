@@ -57,6 +57,8 @@ class RunStatus:
     awaited: AwaitedRank | None = None
     blind: Mapping[int, str] = field(default_factory=dict)
     journal_lost: int = 0
+    hosts_awaited: str = ""
+    """Which hosts are waited for; empty if none is. Known to the supervisor only."""
     host_memory: HostSample | None = None
     """The last sample of the host's memory; None before the first, and without a supervisor on this machine.
     """

@@ -61,6 +61,8 @@ def summarize(state: str, history: History, exit_code: int | None = None) -> str
         return "Stopped before the first step of a Trainer. Run the same command to start again."
     if exit_code == EXIT_STOPPED:
         saved = f"checkpoint at step {history.checkpoint.step}" if history.checkpoint else "no checkpoint yet"
+        if history.node:
+            saved = "the host of rank 0 names the checkpoint"
         return f"Stopped at {place} ({saved}). Run the same command to resume."
     if exit_code is not None:
         return history.sentence or f"Gave up at {place}."

@@ -40,6 +40,13 @@ ENTRY = "grpo_run.runtime.launching.rank:main"
 LONELY_KEEP_ALIVE_SECONDS = 60
 """How often a node without others tells its rendezvous that it is alive, at a cost of 2 ms each; torch's
 default is 5 s."""
+BEAT_SECONDS = 1
+LOST_BEATS = 9
+"""A host that has not said for so many beats that it is alive is out of the rendezvous. torch's default, 3 of
+5 s, delays every recovery from a lost host by 15 s. Beats are up to 2 s old where nothing is wrong."""
+NO_SHARED_STORE = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
+"""Without it torch keeps the address of the store that rank 0's host has served to the ranks, and does not
+tell it to a host that joins later: the newcomer waits for it in vain. Our ranks use another store."""
 MASTER_PORT = 29500
 """torchrun's default."""
 
@@ -85,6 +92,10 @@ def build_agent(
         raise UsageError(str(error)) from error
     if alone:
         elastic.rdzv_configs.setdefault("keep_alive_interval", LONELY_KEEP_ALIVE_SECONDS)
+    elif elastic.max_nodes > 1:
+        os.environ.setdefault(NO_SHARED_STORE, "1")
+        elastic.rdzv_configs.setdefault("keep_alive_interval", BEAT_SECONDS)
+        elastic.rdzv_configs.setdefault("keep_alive_max_attempt", LOST_BEATS)
     spec = WorkerSpec(
         role=elastic.role,
         local_world_size=elastic.nproc_per_node,
@@ -131,17 +142,20 @@ def _rendezvous(elastic: LaunchConfig) -> RendezvousHandler:
     from torch.distributed.elastic.rendezvous import RendezvousParameters
     from torch.distributed.elastic.rendezvous import registry as rendezvous_registry
 
-    return rendezvous_registry.get_rendezvous_handler(
-        RendezvousParameters(
-            backend=elastic.rdzv_backend,
-            endpoint=elastic.rdzv_endpoint,
-            run_id=elastic.run_id,
-            min_nodes=elastic.min_nodes,
-            max_nodes=elastic.max_nodes,
-            local_addr=elastic.local_addr,
-            **elastic.rdzv_configs,
-        )
+    from grpo_run.runtime.processes.meeting import Meeting
+
+    parameters = RendezvousParameters(
+        backend=elastic.rdzv_backend,
+        endpoint=elastic.rdzv_endpoint,
+        run_id=elastic.run_id,
+        min_nodes=elastic.min_nodes,
+        max_nodes=elastic.max_nodes,
+        local_addr=elastic.local_addr,
+        **elastic.rdzv_configs,
     )
+    if elastic.max_nodes > 1 and elastic.rdzv_backend == "c10d" and parameters.get("store_type") != "file":
+        return Meeting(parameters)
+    return rendezvous_registry.get_rendezvous_handler(parameters)
 
 
 FLIGHT_RECORDER = "TORCH_FR_BUFFER_SIZE"

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from grpo_run.runtime.board.stop_requests import StopRequests
-from grpo_run.runtime.errors import EXIT_FINISHED, EXIT_USAGE, ProcessError, UsageError
+from grpo_run.runtime.errors import EXIT_FINISHED, EXIT_USAGE, HostsLostError, ProcessError, UsageError
 from grpo_run.runtime.features import modules
 from grpo_run.runtime.history.run_directory import RunDirectory
 from grpo_run.runtime.launching._configuration import PreparedLaunch
@@ -179,6 +179,8 @@ def _run_agent(
         agent.run()
     except StoppedWithoutRanks as stopped:
         supervisor.stop_without_ranks(str(stopped))
+    except HostsLostError as error:
+        supervisor.end_without_hosts(str(error))
     except (ProcessError, RendezvousError, DistError) as error:
         # ranks could not be started, or the nodes could not meet
         supervisor.give_up(_not_started(error, launch))

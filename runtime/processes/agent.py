@@ -19,12 +19,13 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, Protocol
 
-from torch.distributed import TCPStore  # type: ignore[attr-defined]
+from torch.distributed import DistError, TCPStore  # type: ignore[attr-defined]
 from torch.distributed.elastic.agent.server.api import RunResult, Worker, WorkerGroup, WorkerSpec, WorkerState
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
 
 from grpo_run.runtime.processes.helpers import Helpers
+from grpo_run.runtime.processes.meeting import Meeting
 from grpo_run.runtime.processes.ranks import RankGroup, RankSpec
 from grpo_run.watchdog.observation import Exit
 
@@ -78,11 +79,18 @@ class AttemptController(Protocol):
     def membership_changed(self) -> None:
         """Nodes joined or left; all ranks are about to be restarted."""
 
+    def host_lost(self, sentence: str) -> None:
+        """Another host that has ranks is lost; called again as long as it is, before `poll`."""
 
-def _call_in_thread(function: Callable[[], None]) -> None:
-    """Call a function in another thread, so that signals are handled meanwhile.
+    def hosts_awaited(self, text: str) -> None:
+        """Other hosts are waited for, or no longer: then the text is empty."""
 
-    An exception of a signal handler ends the wait and leaves the thread behind, which ends with the process.
+
+def _call_in_thread(function: Callable[[], None], meanwhile: Callable[[], None] = lambda: None) -> None:
+    """Call a function in another thread, so that signals are handled and `meanwhile` is called until it ends.
+
+    An exception of a signal handler or of `meanwhile` ends the wait and leaves the thread behind, which ends
+    with the process.
 
     Raises:
         BaseException: what the function raises.
@@ -99,6 +107,7 @@ def _call_in_thread(function: Callable[[], None]) -> None:
     thread.start()
     while thread.is_alive():
         thread.join(SIGNAL_POLL_SECONDS)
+        meanwhile()
     if failures:
         raise failures[0]
 
@@ -136,6 +145,8 @@ class Agent(LocalElasticAgent):
         self._variables = variables
         self._preloaded = preloaded
         self._elastic = elastic
+        handler = spec.rdzv_handler
+        self._meeting = handler if isinstance(handler, Meeting) else None
         self._helpers = helpers
         self._ranks: RankGroup | None = None
         self._attempt_store: TCPStore | None = None
@@ -148,9 +159,26 @@ class Agent(LocalElasticAgent):
         Signal handlers run in the main thread only, and not while torch waits for other nodes in C++.
         """
         if self._elastic:
-            _call_in_thread(functools.partial(self._rendezvous_and_store, worker_group))
+            try:
+                _call_in_thread(functools.partial(self._meet, worker_group), self._show_wait)
+            finally:
+                self._controller.hosts_awaited("")
         else:
             self._rendezvous_and_store(worker_group)
+
+    def _meet(self, worker_group: WorkerGroup) -> None:
+        """Meet the other hosts, again if one of them is lost before it has told where its ranks meet."""
+        while True:
+            try:
+                return self._rendezvous_and_store(worker_group)
+            except DistError:
+                if self._meeting is None:
+                    raise
+
+    def _show_wait(self) -> None:
+        if self._meeting is not None:
+            self._meeting.check()
+            self._controller.hosts_awaited(self._meeting.wait_text())
 
     def _rendezvous_and_store(self, worker_group: WorkerGroup) -> None:
         super()._rendezvous(worker_group)
@@ -241,6 +269,8 @@ class Agent(LocalElasticAgent):
             assert self._ranks is not None
             exits = self._ranks.wait(min(interval, self._controller.seconds_to_poll()))
             self._helpers.poll()
+            if self._meeting is not None and self._meeting.lost:
+                self._controller.host_lost(self._meeting.lost)
             directive = self._controller.poll(self._ranks, exits)
             if directive is Directive.monitor and self._elastic and self._nodes_wait():
                 self._controller.membership_changed()
@@ -251,13 +281,13 @@ class Agent(LocalElasticAgent):
                 group.state = WorkerState.SUCCEEDED
                 if not self._ranks.alive:  # else it was proved that nothing works any more
                     self._helpers.wait()
-                self._exit_barrier()  # type: ignore[no-untyped-call]
+                self._await_hosts()
                 return RunResult(
                     state=WorkerState.SUCCEEDED,
                     return_values={worker.global_rank: None for worker in group.workers},
                 )
             if directive is Directive.stopped and self._elastic:
-                self._exit_barrier()  # type: ignore[no-untyped-call]
+                self._await_hosts()
             self._stop_workers(group)
             if directive in (Directive.stopped, Directive.terminate):
                 group.state = WorkerState.FAILED
@@ -265,6 +295,10 @@ class Agent(LocalElasticAgent):
             self._restarts += 1
             group.state = WorkerState.STOPPED
             self._initialize_workers(group)
+
+    def _await_hosts(self) -> None:
+        """Wait for the ends of the other hosts."""
+        _call_in_thread(self._exit_barrier)
 
     def _nodes_wait(self) -> bool:
         """Whether nodes wait to join. Asks the rendezvous, which may be on another machine, once per

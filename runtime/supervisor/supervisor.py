@@ -59,14 +59,19 @@ from grpo_run.runtime.supervisor.points import FeatureFactory
 from grpo_run.runtime.supervisor.setting_aside import set_aside
 from grpo_run.runtime.supervisor.stop import StopRequest
 from grpo_run.runtime.supervisor.stop_means import StopMeans, stop_code
+from grpo_run.watchdog.causes import Cause
 from grpo_run.watchdog.memory.phase_memory import RankMemory
-from grpo_run.watchdog.observation import Exit, Slot
+from grpo_run.watchdog.observation import Exit, RankState, Slot
 from grpo_run.watchdog.stalls.step_clock import UNSEEN_SECONDS
 from grpo_run.watchdog.verdict import Verdict
 
 LEAST_POLL_SECONDS = 0.01
 """Least time between two polls that are asked for."""
 JOINT_STOP_POLL_SECONDS = 0.1
+SAME_COMMANDS = (
+    "Run the same commands again, on these hosts or on others: they continue from the newest checkpoint, or"
+    " begin if there is none."
+)
 
 
 class Supervisor:
@@ -140,6 +145,7 @@ class Supervisor:
         self.attempt = Attempt(run, self.history.attempts - 1, warn=self.warn)
         self.expected_snapshot: SnapshotName | None = None
         """The snapshot that the ranks of this attempt load from memory."""
+        self._host_lost = self._hosts_awaited = ""
         self._start_not_before = 0.0
         self.has_ranks = False
         """False while the agent waits in a rendezvous, during which `poll` is not called."""
@@ -235,7 +241,7 @@ class Supervisor:
 
     def attempt_started(self, ranks: RankGroup) -> None:
         """Begin to watch the ranks, which are running now."""
-        self.has_ranks = True
+        self.has_ranks, self._host_lost = True, ""
         self._ranks_started_at = time.monotonic()
         pids = self.attempt.by_rank(ranks.pids)
         self._hangs.begin_attempt(self.attempt, self.board, pids)
@@ -251,6 +257,18 @@ class Supervisor:
         self._reporter.notify("nodes joined or left; restarting all ranks")
         self.has_ranks = False
         self.lifecycle.fire(RunEvent.membership_changed)
+
+    def host_lost(self, sentence: str) -> None:
+        """Take into account, at the next poll, that another host with ranks is lost."""
+        self._host_lost = sentence
+
+    def hosts_awaited(self, text: str) -> None:
+        """Show which hosts are waited for."""
+        self._hosts_awaited = text
+
+    def end_without_hosts(self, sentence: str) -> None:
+        """End the run because its hosts cannot meet. Another allocation, or the same hosts later, may."""
+        self._end(RunEvent.stopped, EXIT_STOPPED, f"{sentence} {SAME_COMMANDS}")
 
     def poll(self, ranks: RankGroup, exits: Sequence[Exit]) -> Directive:
         """Read the board and the journal once, take new exits into account, and direct the agent.
@@ -295,6 +313,8 @@ class Supervisor:
         for exit in exits:
             self.detector.rank_exited(exit.rank)
         self.attempt.exits.add(exits, slots)
+        if outside is None and self._host_lost and not self.attempt.exits.failed:
+            outside = self._judge_lost_host(slots)
         if self.stop.signalled:
             return self._poll_signalled(ranks)
         if self.attempt.exits.failed or (outside is not None and ranks.alive):
@@ -311,6 +331,21 @@ class Supervisor:
         if self.stop.signalled:
             return Directive.monitor
         return self._check_for_hangs(ranks, slots)
+
+    def _judge_lost_host(self, slots: Mapping[int, Slot | None]) -> Verdict | None:
+        """The verdict on a lost host; None if no rank of this one trains, and may need its ranks."""
+        sentence, self._host_lost = self._host_lost, ""
+        training = [slot for slot in slots.values() if slot is not None and slot.state is RankState.training]
+        if not training:
+            return None
+        return Verdict(
+            cause=Cause.node_lost,
+            step=max(slot.step for slot in training) + 1,
+            phase=phase.name if (phase := training[0].phase) is not None else None,
+            confidence="deadline",
+            sentence=sentence,
+            signature=str(Cause.node_lost),
+        )
 
     def _poll_signalled(self, ranks: RankGroup) -> Directive:
         """The ranks were sent SIGTERM: the script's own handlers run, and its exit code is the run's."""
@@ -373,7 +408,7 @@ class Supervisor:
             (self.config.run_id, str(self.lifecycle.state), self.sentence), self.history, self.board,
             awaited=self.detector.awaited, blind=dict(self.detector.blind),
             journal_lost=self._live.journal.lost,
-            host_memory=self._host.latest, complete=complete,
+            host_memory=self._host.latest, complete=complete, hosts_awaited=self._hosts_awaited,
             collectives=self.detector.collective_progress() if complete else {},
         )  # fmt: skip
 

@@ -12,7 +12,7 @@ from support.import_graph import PACKAGES, PAGE, REPOSITORY, page, reduced
 
 DOCS = REPOSITORY / "docs"
 PAGES = [REPOSITORY / "README.md", *sorted(DOCS.rglob("*.md"))]
-TESTS = ("unit", "integration", "fault", "browser")
+TESTS = ("unit", "integration", "fault", "hosts", "browser")
 TOP_LEVEL = (*PACKAGES, *TESTS, "tests", "docs", "benchmarks", "examples")
 
 

@@ -1,0 +1,110 @@
+"""A run over two hosts goes on after it has lost a rank, a supervisor, a host or a cable, in equal weights.
+
+What comes back is started again by the test, with the same command, as a scheduler would.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from support.hosts import Host, HostRun, hosts, missing
+from support.references import undisturbed
+from support.runs import SCRIPTS, digest
+from support.trainer_and_loop import TRAINER
+
+pytestmark = pytest.mark.skipif(bool(missing()), reason=missing())
+STEPS, HELD = 16, 10
+CUT_SECONDS = 8.0
+LOST_SECONDS = 12.0
+"""Within which a host that is silent is out, with the seconds that its last sign of life is old."""
+
+
+def _runs(made: list[Host], folder: Path, *options: str) -> list[HostRun]:
+    script = (str(SCRIPTS / TRAINER), "--output-dir", "ours", "--max-steps", str(STEPS), "--save-steps", "4")
+    return [HostRun(host, folder, *script, options=options) for host in made]
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> Iterator[list[HostRun]]:
+    """Two hosts with a rank each."""
+    with hosts(tmp_path, 2) as made:
+        yield _runs(made, tmp_path)
+
+
+def _trained(runs: list[HostRun], folder: Path) -> None:
+    for run in runs:
+        run.ended()
+    assert digest(folder / "ours") == undisturbed(TRAINER, STEPS)
+
+
+def _started(runs: list[HostRun]) -> None:
+    for run in runs:
+        run.start()
+    for run in runs:
+        run.until_step(6)
+
+
+def test_a_killed_supervisor_that_is_started_again_takes_part(pair: list[HostRun], tmp_path: Path) -> None:
+    """The other host waits for it, tells it where to meet, and both go on from the newest checkpoint."""
+    with pair[0].held(HELD):
+        _started(pair)
+        pair[1].kill_supervisor()
+        pair[1].process.wait(30)
+        pair[1].start()
+    _trained(pair, tmp_path)
+
+
+@pytest.mark.full
+def test_a_killed_rank_is_replaced(pair: list[HostRun], tmp_path: Path) -> None:
+    """Both hosts start their ranks again."""
+    with pair[0].held(HELD):
+        _started(pair)
+        pair[1].kill(1)
+    _trained(pair, tmp_path)
+    assert "1 fault recovered" in pair[0].printed()
+    assert "1 fault recovered" in pair[1].printed()
+
+
+@pytest.mark.full
+def test_a_host_that_comes_back_takes_part(pair: list[HostRun], tmp_path: Path) -> None:
+    """Nobody hears that it goes; its memory and its disk are empty when it is back."""
+    with pair[0].held(HELD):
+        _started(pair)
+        pair[1].host.kill()
+        time.sleep(3)
+        pair[1].host.boot()
+        pair[1].start()
+    _trained(pair, tmp_path)
+
+
+@pytest.mark.full
+def test_a_short_cut_is_no_fault(pair: list[HostRun], tmp_path: Path) -> None:
+    """The ranks wait until their messages arrive again; nothing is started twice."""
+    with pair[0].held(HELD):
+        _started(pair)
+        pair[1].host.cut()
+        time.sleep(CUT_SECONDS)
+        pair[1].host.join()
+    _trained(pair, tmp_path)
+    for run in pair:
+        assert "no faults" in run.printed()
+        assert len(run.events("attempt_started")) == 1
+
+
+@pytest.mark.full
+def test_a_spare_takes_over(tmp_path: Path) -> None:
+    """With `--nnodes 2` on three hosts, the third one waits, and takes the place of one that is lost."""
+    with hosts(tmp_path, 3) as made:
+        runs = _runs(made, tmp_path)
+        with runs[0].held(HELD):
+            _started(runs[:2])
+            runs[2].start().until_event("run_started")
+            time.sleep(3)  # until it is known as a spare
+            runs[1].host.kill()
+            lost_at = time.monotonic()
+            runs[2].until_event("attempt_started")
+            assert time.monotonic() - lost_at < LOST_SECONDS + 5  # with what the survivor takes to notice it
+        _trained([runs[0], runs[2]], tmp_path)
