@@ -129,6 +129,7 @@ def test_a_server_that_is_killed_while_it_starts_is_started_again(served: Callab
     assert len(run.events("rollout_server_started")) == 2
 
 
+@pytest.mark.full
 def test_a_server_is_killed_while_nobody_needs_it_and_again_with_a_rank(
     served: Callable[..., Served],
 ) -> None:
@@ -195,6 +196,7 @@ def test_a_server_that_never_answers_is_found_by_learned_limits(
     run.check(cause, limit_seconds=100)
 
 
+@pytest.mark.full
 def test_the_server_ends_with_a_killed_supervisor(served: Callable[..., Served]) -> None:
     """The guardian ends it, and the next launch starts its own."""
     run = served()
@@ -210,6 +212,7 @@ def test_the_server_ends_with_a_killed_supervisor(served: Callable[..., Served])
     run.check(limit_seconds=DEAD_SECONDS)
 
 
+@pytest.mark.full
 def test_a_server_of_others_that_dies_ends_the_run_to_be_continued(runs: Runs, tmp_path: Path) -> None:
     """The run has not started it, so it is not restarted; the same command continues."""
     with stand_in(tmp_path) as server:
@@ -263,6 +266,7 @@ http.server.HTTPServer(("127.0.0.1", int(sys.argv[2])), handler).serve_forever()
 """
 
 
+@pytest.mark.full
 def test_a_server_that_does_not_answer_in_time_says_how_far_it_came(runs: Runs) -> None:
     """Its log is kept, with the run directory."""
     server = shlex.join(("python", "-c", NOT_FOUND))

@@ -61,6 +61,7 @@ def train_gsm8k(folder: Path, *settings: str, inject: str, seconds: float) -> li
     return list(logged.values())
 
 
+@pytest.mark.full
 def test_gsm8k_trains_on_the_real_files(tmp_path: Path) -> None:
     """A warm start and four steps, one of them repeated: prompts, answers and both rewards work together."""
     logged = train_gsm8k(

@@ -125,6 +125,7 @@ def test_trl_trains_with_it(server: StandIn, runs: Runs, tmp_path: Path) -> None
     assert all(one["sampling/sampling_logp_difference/max"] < 1e-5 for one in logged)
 
 
+@pytest.mark.full
 def test_a_restarted_server_gives_the_same_tokens(tmp_path: Path) -> None:
     """They depend on weights, seed, prompt and number of the completion only."""
     found = []
@@ -171,6 +172,7 @@ def test_dead_and_stopped_engine(tmp_path: Path) -> None:
         assert server.process.wait(30) == 0
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("fault", "seen"), [("hang engine at update 2", "hangs"), ("kill engine at update 2", "dies")]
 )
@@ -195,6 +197,7 @@ def test_fault_in_a_sync(fault: str, seen: str, tmp_path: Path) -> None:
         assert server.health() == (200 if seen == "hangs" else 0)
 
 
+@pytest.mark.full
 def test_killed_server(tmp_path: Path) -> None:
     """Both processes are gone, and the request with them."""
     with stand_in(tmp_path, fault="kill server at completion 2") as server:
@@ -206,6 +209,7 @@ def test_killed_server(tmp_path: Path) -> None:
         assert not alive([engine])
 
 
+@pytest.mark.full
 def test_delays(tmp_path: Path) -> None:
     """Start-up, the first completion, and every sync take as long as planted."""
     begin = time.monotonic()
@@ -217,6 +221,7 @@ def test_delays(tmp_path: Path) -> None:
             assert time.monotonic() - begin > 0.3
 
 
+@pytest.mark.full
 def test_a_fault_happens_at_its_moment_once(tmp_path: Path) -> None:
     """Its mark prevents it in the next process."""
     plants = Plants(fault="stop server at finish 2", mark=str(tmp_path / "mark"))
@@ -243,6 +248,7 @@ def test_paused_generation_waits(server: StandIn) -> None:
         assert max(values.values(), key=lambda one: one["logprob"])["rank"] == 1
 
 
+@pytest.mark.full
 def test_start_up_that_fails(tmp_path: Path) -> None:
     """The server ends with an error; with the mark of the first time it starts."""
     plants = {"fault": "fail engine at startup 1", "mark": str(tmp_path / "mark")}

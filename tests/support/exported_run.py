@@ -139,6 +139,8 @@ class ExportedRun:
         write = self._write
         write("checkpoint_staged", step=8, train_call=1)
         write("guard_tripped", step=8, guard="nonfinite", response="roll-back")
+        write("rollout_server_started", pid=os.getpid(), port=8000, log="rollout-server.log")
+        write("rollout_server_ready", seconds=9.0)
         write("memory_short", step=8)
         write("memory_restart", step=8, train_call=1)
 
@@ -148,6 +150,8 @@ class ExportedRun:
         write("sample_masked", rank=0, step=8, reason=MaskingReason.failed.value, count=1)
         write("incident", step=8, cause="signal", culprit=1, detection_seconds=0.25, signature="9")
         write("action", action="restart")
+        write("rollout_weights_sent", rank=0, step=8, version="8", seconds=0.5)
+        write("rollout_made", rank=0, step=8, samples=8, origin="meant")
         self._checkpoint += 1
         write("checkpoint_published", step=self._checkpoint, train_call=1, path="out", verified=True)
         write("state_changed", to="running")
