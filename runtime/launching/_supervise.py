@@ -132,6 +132,7 @@ def _supervise(
     try:
         stop_signals = _run_agent(agent, supervisor, stops, launch, directory, token)
     finally:
+        note_signals()  # no signal may interrupt what follows
         for part in (supervisor.end_features, guardian.end, output.stop, screen.stop):
             try:
                 part()

@@ -217,7 +217,7 @@ def _deserves_patience(history: History, verdict: Verdict) -> bool:
 
 
 def _try_patiently(history: History) -> Decision:
-    row = _in_a_row(history, lambda recovery: recovery.patient and recovery.action == Action.restart)
+    row = _in_a_row(history, _is_tried_patiently)
     tried_seconds = row[-1].at - row[0].at
     if tried_seconds >= PATIENCE_SECONDS and len(row) >= MIN_PATIENT_TRIES:
         return _stop(f"the script could not start for {duration_text(tried_seconds)}, in {len(row)} tries")
@@ -232,6 +232,12 @@ def _try_patiently(history: History) -> Decision:
         delay_seconds=delay_seconds,
         patient=True,
     )
+
+
+def _is_tried_patiently(recovery: Recovery) -> bool:
+    """Whether it is a failure of this kind; a feature's answer may be as patient for another reason."""
+    of_script = recovery.cause in (Cause.exception, Cause.startup_failure)
+    return of_script and recovery.patient and recovery.action == Action.restart
 
 
 def start_of(history: History) -> str:

@@ -317,7 +317,8 @@ class Supervisor:
             outside = self._judge_lost_host(slots)
         if self.stop.signalled:
             return self._poll_signalled(ranks)
-        if self.attempt.exits.failed or (outside is not None and ranks.alive):
+        # ranks that stop save what they have, and need nothing from outside
+        if self.attempt.exits.failed or (outside is not None and ranks.alive and not self.stop.requested):
             return self._handle_fault(ranks, slots, outside=outside)
         if self._host.restarts(ranks, self.attempt, self._polled_at):
             return self._start_again(RunEvent.memory_short)
@@ -497,7 +498,10 @@ class Supervisor:
     def end_features(self) -> None:
         """Let features end what they have started: the run is over, in whatever way."""
         for feature in self.features:
-            feature.end()
+            try:
+                feature.end()
+            except Exception as error:  # noqa: BLE001 - the others must end what they have started
+                self.note_thread_failure(feature.name, error)
 
     def _stop_jointly(self, ranks: RankGroup) -> bool:
         """Let the ranks agree on a step, save and exit, and return whether all of them have.

@@ -143,7 +143,6 @@ class Custody:
             same_seeds()
         vouching = [*self._held.given]
         if math.isfinite(difference):
-            vouching += [Kind.difference] * self._differences.known
             self._differences.accept(difference)
         if (
             self._held.ignored or self._distrusted

@@ -45,6 +45,7 @@ class Reading:
         unhealthy_since: its health check has said that it has failed since then.
         paused_since: it has said that it is paused since then.
         worked_at: when its own counters of tokens last rose.
+        counts_tokens: it has such counters. Without, a busy server looks like one that stands still.
         asked_at: when it was asked for a token that has not come yet.
         longest_answer_seconds: for one token, so far.
     """
@@ -54,6 +55,7 @@ class Reading:
     unhealthy_since: float | None = None
     paused_since: float | None = None
     worked_at: float | None = None
+    counts_tokens: bool = False
     asked_at: float | None = None
     longest_answer_seconds: float = 0.0
 
@@ -102,7 +104,7 @@ def judge(
         """Since when it has held up somebody; None if that is no fault yet."""
         if since is not None and needed_since is not None and now - max(since, needed_since) >= least_seconds:
             return max(since, needed_since)
-        return since if _for(since, now) >= UNUSED_SECONDS else None
+        return None
 
     if processes is not None:
         if processes.exit_code is not None:
@@ -121,14 +123,15 @@ def judge(
         return _dead(text, reading.unhealthy_since)
     if processes is not None and processes.stopped is not None:
         name, stopped_at = processes.stopped
-        if (held_up := still_since(stopped_at, STOPPED_SECONDS)) is not None:
+        unused = stopped_at if now - stopped_at >= UNUSED_SECONDS else None
+        if (held_up := still_since(stopped_at, STOPPED_SECONDS) or unused) is not None:
             return _stuck(syncing, f"is stopped: {name} was stopped by a signal", held_up)
     if not syncing and (held_up := still_since(reading.paused_since, PAUSED_SECONDS)) is not None:
         text = "is paused although nobody sends weights, and answers no request"
         return _stuck(syncing, text, held_up)
     waited_seconds = min(_for(reading.asked_at, now), _for(reading.worked_at, now, never=float("inf")))
     limit_seconds = max(LEAST_ANSWER_SECONDS, FACTOR_LONGEST * reading.longest_answer_seconds)
-    if not syncing and waited_seconds >= limit_seconds:
+    if not syncing and reading.counts_tokens and waited_seconds >= limit_seconds:
         usual = duration_text(reading.longest_answer_seconds)
         waited = duration_text(waited_seconds)
         return Finding(

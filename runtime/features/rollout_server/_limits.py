@@ -27,10 +27,12 @@ HEALTH_SECONDS = 10.0
 FIRST_SECONDS = 600.0
 """Of a route that has not answered yet: the server may compile, or load a library."""
 LEAST_SECONDS = 60.0
-WORK = ("completions", "generate")
-"""How the names of routes end whose answers take as long as their work."""
-FIRST_WORK_SECONDS = 1800.0
-LEAST_WORK_SECONDS = 600.0
+WORK = ("completions", "generate", "chat")
+"""How the names of routes end whose answers take as long as their completions: hours for an evaluation."""
+LEAST_WORK_SECONDS = 4 * 3600.0
+WEIGHTS = ("update_weights", "init_weight_transfer_engine", "load_lora_adapter")
+"""Those that wait for all ranks, the slowest too."""
+LEAST_WEIGHTS_SECONDS = 600.0
 FACTOR = 10.0
 
 
@@ -50,10 +52,13 @@ class Answers:
         """Return how long the next answer of the route may take."""
         if route.endswith(HEALTH):
             return HEALTH_SECONDS
-        works = route.endswith(WORK)
-        if not self.count:
-            return FIRST_WORK_SECONDS if works else FIRST_SECONDS
-        return max(LEAST_WORK_SECONDS if works else LEAST_SECONDS, FACTOR * self.longest_seconds)
+        if route.endswith(WORK):
+            least = LEAST_WORK_SECONDS
+        elif route.endswith(WEIGHTS):
+            least = LEAST_WEIGHTS_SECONDS
+        else:
+            least = LEAST_SECONDS if self.count else FIRST_SECONDS
+        return max(least, FACTOR * self.longest_seconds)
 
     def usual(self) -> str:
         """Return what is usual, for an error."""
@@ -81,10 +86,10 @@ class Limits:
 
         @functools.wraps(original)
         def request(session: Any, method: str, url: Any, *args: Any, **kwargs: Any) -> Any:
-            server = next((one for one in self.servers if str(url).startswith(one)), None)
+            server = next((one for one in self.servers if f"{url}/".startswith(f"{one}/")), None)
             if server is None:
                 return original(session, method, url, *args, **kwargs)
-            route = f"{method.upper()} {urlsplit(url).path}"
+            route = f"{method.upper()} {urlsplit(url).path.rstrip('/')}"
             answers = self._routes[route]
             limit = answers.limit_seconds(route)
             connect, read = shorter(kwargs.get("timeout"), limit)

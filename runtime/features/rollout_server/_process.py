@@ -82,7 +82,12 @@ def command_of(
         raise ConfigError(f"--rollout-server: {words[0]} is not a program that can be found on PATH")
     given = {**environment, **own}
     added = {name: value for name, value in DEFAULTS.items() if name not in given}
-    if DEVICES not in own and (left := gpus[ranks:]):
+    if DEVICES not in own and gpus:
+        if not (left := gpus[ranks:]):
+            raise ConfigError(
+                f"--rollout-server: the ranks use all {len(gpus)} GPUs of this node; leave some with"
+                f" --nproc-per-node, or say which it uses: '{DEVICES}=0 {text}'"
+            )
         added[DEVICES] = ",".join(left)
     port = _value_of(words, "--port")
     if port is None:

@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from http import HTTPStatus
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -126,8 +127,9 @@ class ServerWatch:
         answered = self.reading.answered_at
         try:
             status, _ = request(self.base_url, "GET", "/health", seconds=ANSWER_SECONDS)
-            unhealthy = status != 200
-            answered = answered if unhealthy else time.monotonic()
+            # another status is of something between, or of a server without this route
+            unhealthy = status >= HTTPStatus.INTERNAL_SERVER_ERROR and answered is not None
+            answered = time.monotonic() if status == HTTPStatus.OK else answered
         except ConnectionRefusedError:
             refused = True
         except (OSError, ServerError):
@@ -199,10 +201,12 @@ class ServerWatch:
             status, body = request(self.base_url, "GET", "/metrics", seconds=ANSWER_SECONDS)
         except (OSError, ServerError):
             return
-        tokens = sum(map(float, COUNTERS.findall(body))) if status == 200 else None
+        counters = COUNTERS.findall(body) if status == HTTPStatus.OK else []
+        tokens = sum(map(float, counters)) if counters else None
         if tokens is not None and self._tokens is not None and tokens > self._tokens:
             self._note(worked_at=time.monotonic())
         self._tokens = tokens
+        self._note(counts_tokens=tokens is not None)
 
     def _note(self, **changes: Any) -> None:
         with self._lock:  # two threads note what they have seen

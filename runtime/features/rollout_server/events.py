@@ -122,6 +122,7 @@ class RolloutServer(HistoryPart):
         match event:
             case RunStarted():
                 self.local_ranks = event.world_size_local or 1
+                self.base_url, self.started_by_run, self.ready = "", False, False
             case AttemptStarted():
                 self.base_url = self.base_url if self.started_by_run else ""
                 self.used = False

@@ -15,6 +15,7 @@ each start of ranks, TRL sends all weights before the first rollout. The facts a
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections.abc import Mapping
@@ -24,6 +25,7 @@ from grpo_run.runtime.errors import EXIT_STOPPED, ConfigError, ProcessError
 from grpo_run.runtime.features.rollout_server import _watch
 from grpo_run.runtime.features.rollout_server._judge import (
     CONFIRM_SECONDS,
+    FOREIGN_SECONDS,
     Finding,
     Processes,
     ended_with,
@@ -336,6 +338,8 @@ class RunServer(SupervisorFeature):
             one_token(url, seconds=KEPT_TOKEN_SECONDS)
         except (OSError, ServerError) as error:
             return f"does not answer ({error})"
+        if self._watch is not None:
+            self._watch.begin_anew(time.monotonic())  # it may have been paused until now
         if (finding := self._judge_again(asks=False)) is not None:
             return finding.what
         self._reporter.write(ServerReady(seconds=time.monotonic() - began, kept=True))
@@ -357,7 +361,7 @@ class RunServer(SupervisorFeature):
                 return Finding(
                     cause=Cause.rollout_server_stuck, what=what, since=time.monotonic(), confidence="deadline"
                 )
-        until = time.monotonic() + 2 * CONFIRM_SECONDS
+        until = time.monotonic() + 2 * (FOREIGN_SECONDS if self._server is None else CONFIRM_SECONDS)
         while time.monotonic() < until:
             watch.look()
             now = time.monotonic()
@@ -381,7 +385,8 @@ class RunServer(SupervisorFeature):
         before = self._processes
         if now - self._tree_read_at >= TREE_SECONDS:  # reads all processes of the machine
             self._tree_read_at = now
-            self._tree = {pid: one.name for pid, one in self._server.processes().items()}
+            with contextlib.suppress(OSError):  # no descriptor is left: those that are known count
+                self._tree = {pid: one.name for pid, one in self._server.processes().items()}
         stats = {pid: read_stat(pid) for pid in self._tree.keys() | self._engines.keys()}
         alive = {pid: stat for pid, stat in stats.items() if stat is not None and stat.is_alive}
         stopped = next((f"{one.name} ({pid})" for pid, one in alive.items() if one.state in "Tt"), None)

@@ -306,7 +306,7 @@ def _newest(call: KnownCall) -> str:
 NAMES = frozenset(
     {
         "output_dir", "logging_dir", "run_name", "hub_model_id", "project", "trackio_space_id",
-        vllm_names.BASE_URL, vllm_names.GROUP_PORT,
+        vllm_names.BASE_URL, vllm_names.GROUP_PORT, vllm_names.SERVER_TIMEOUT,
     }
 )  # fmt: skip
 """Settings that name the run or its place, often with the time or a free port."""

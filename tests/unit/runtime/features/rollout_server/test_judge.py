@@ -56,8 +56,8 @@ def test_a_server_is_judged_by_its_processes(processes: Processes, cause: Cause)
         (Reading(refused_since=NOW - CONFIRM_SECONDS), DEAD),
         (Reading(unhealthy_since=NOW - CONFIRM_SECONDS), DEAD),
         (Reading(paused_since=NOW - PAUSED_SECONDS), STUCK),
-        (Reading(asked_at=NOW - LEAST_ANSWER_SECONDS), STUCK),
-        (Reading(asked_at=NOW - 400, longest_answer_seconds=40), STUCK),
+        (Reading(counts_tokens=True, asked_at=NOW - LEAST_ANSWER_SECONDS), STUCK),
+        (Reading(counts_tokens=True, asked_at=NOW - 400, longest_answer_seconds=40), STUCK),
     ],
 )
 def test_a_server_is_judged_by_its_answers(reading: Reading, cause: Cause) -> None:
@@ -86,9 +86,14 @@ def test_a_moment_proves_nothing(reading: Reading, processes: Processes | None) 
     [
         pytest.param(Reading(), id="never seen"),
         pytest.param(Reading(answered_at=NOW - 3600), id="a health check that is late for an hour"),
-        pytest.param(Reading(asked_at=NOW - 59), id="the first request compiles"),
-        pytest.param(Reading(asked_at=NOW - 399, longest_answer_seconds=40), id="slow as before"),
-        pytest.param(Reading(asked_at=NOW - 3600, worked_at=NOW - 30), id="busy with other clients"),
+        pytest.param(Reading(counts_tokens=True, asked_at=NOW - 59), id="the first request compiles"),
+        pytest.param(
+            Reading(counts_tokens=True, asked_at=NOW - 399, longest_answer_seconds=40), id="slow as before"
+        ),
+        pytest.param(
+            Reading(counts_tokens=True, asked_at=NOW - 3600, worked_at=NOW - 30), id="busy with other clients"
+        ),
+        pytest.param(Reading(asked_at=NOW - 3600), id="no counters tell whether it works"),
     ],
 )
 def test_a_slow_server_is_not_stuck(reading: Reading) -> None:
@@ -99,7 +104,9 @@ def test_a_slow_server_is_not_stuck(reading: Reading) -> None:
 
 def test_a_pause_or_a_missing_token_is_no_fault_while_weights_are_sent() -> None:
     """The trainer pauses the server for it, and it may take long."""
-    assert found(Reading(paused_since=NOW - 600, asked_at=NOW - 600), syncing=True) is None
+    assert (
+        found(Reading(paused_since=NOW - 600, counts_tokens=True, asked_at=NOW - 600), syncing=True) is None
+    )
 
 
 def test_a_server_that_is_stopped_while_weights_are_sent_has_a_name_of_its_own() -> None:
@@ -109,7 +116,7 @@ def test_a_server_that_is_stopped_while_weights_are_sent_has_a_name_of_its_own()
 
 def test_the_sentence_says_what_was_seen() -> None:
     """With the time, and what is usual."""
-    reading = Reading(asked_at=NOW - 90, longest_answer_seconds=0.4)
+    reading = Reading(counts_tokens=True, asked_at=NOW - 90, longest_answer_seconds=0.4)
     finding = judge(reading, OWN, syncing=False, now=NOW, needed_since=NOW - 100)
     assert finding is not None
     assert finding.what == "has not answered one token for 90 s, where it took at most 0.4 s before"
@@ -128,8 +135,8 @@ def test_the_sentence_says_what_was_seen() -> None:
         (Reading(), Processes(stopped=("x (7)", NOW - 90)), NOW - 9, NOW - 9),
         (Reading(), Processes(stopped=("x (7)", NOW - 90)), None, NOW - 90),
         (Reading(paused_since=NOW - 8), OWN, NOW - 9, NOW - 8),
-        (Reading(asked_at=NOW - 70), OWN, NOW - 80, NOW - 70),
-        (Reading(asked_at=NOW - 90, worked_at=NOW - 70), OWN, NOW - 80, NOW - 70),
+        (Reading(counts_tokens=True, asked_at=NOW - 70), OWN, NOW - 80, NOW - 70),
+        (Reading(counts_tokens=True, asked_at=NOW - 90, worked_at=NOW - 70), OWN, NOW - 80, NOW - 70),
     ],
 )
 def test_a_fault_is_known_since_it_holds_up_the_ranks(
@@ -158,10 +165,12 @@ PAUSED = Reading(paused_since=NOW - 50)
 def test_a_server_that_stands_still_is_no_fault_before_it_is_needed(
     reading: Reading, processes: Processes
 ) -> None:
-    """Somebody looks into it while the ranks compute. Ranks may need it unseen, so not for ever."""
+    """Somebody looks into it while the ranks compute. Ranks may need it unseen, so a stop does not count for
+    ever; a pause may be the script's own, which lets the server sleep.
+    """
     assert found(reading, processes, needed_since=None) is None
     assert found(reading, processes, needed_since=NOW - 1) is None
     assert found(reading, processes, needed_since=NOW - PAUSED_SECONDS) is STUCK
     stopped = Processes(stopped=("python (7)", NOW - UNUSED_SECONDS))
-    paused = Reading(paused_since=NOW - UNUSED_SECONDS)
-    assert found(Reading(), stopped, needed_since=None) is found(paused, needed_since=None) is STUCK
+    assert found(Reading(), stopped, needed_since=None) is STUCK
+    assert found(Reading(paused_since=NOW - UNUSED_SECONDS), needed_since=None) is None

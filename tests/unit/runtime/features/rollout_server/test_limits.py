@@ -20,10 +20,10 @@ from grpo_run.runtime.features.rollout_server._limits import Answers, Limits, sh
         ("GET /server_info", [], 600),
         ("GET /server_info", [0.1], 60),
         ("POST /pause", [3.0, 40.0, 1.0], 400),
-        ("POST /v1/completions", [], 1800),
-        ("POST /v1/chat/completions", [0.5], 600),
-        ("POST /update_weights", [0.5], 60),
-        ("POST /inference/v1/generate", [100.0], 1000),
+        ("POST /v1/completions", [], 14400),
+        ("POST /v1/chat/completions", [0.5], 14400),
+        ("POST /update_weights", [0.5], 600),
+        ("POST /inference/v1/generate", [2000.0], 20000),
         ("GET /health", [100.0], 10),
     ],
 )
@@ -89,14 +89,14 @@ def test_requests_to_a_server_are_limited_and_others_are_not(
     session.post("http://server:8000/v1/completions", json={})
     session.get("http://server:8000/health", timeout=5)
     session.get("http://elsewhere/health")
-    assert adapter.timeouts == [(10, 1800), (5, 5), None]
+    assert adapter.timeouts == [(10, 14400), (5, 5), None]
 
 
 def test_our_own_requests_do_not_count(session: requests.Session, adapter: Adapter) -> None:
     """A fingerprint takes milliseconds, and a rollout that uses the same route minutes."""
     unlimited(session)("POST", "http://server:8000/v1/completions", json={}, timeout=60)
     session.post("http://server:8000/v1/completions", json={})
-    assert adapter.timeouts == [60, (10, 1800)]
+    assert adapter.timeouts == [60, (10, 14400)]
 
 
 def test_the_error_says_what_was_asked_and_what_is_usual(session: requests.Session, adapter: Adapter) -> None:

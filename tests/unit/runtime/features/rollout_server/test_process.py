@@ -73,7 +73,6 @@ def test_the_server_gets_the_gpus_that_the_ranks_leave() -> None:
     eight = [str(number) for number in range(8)]
     assert made("env", ranks=7, gpus=eight).environment["CUDA_VISIBLE_DEVICES"] == "7"
     assert made("env", ranks=6, gpus=eight).environment["CUDA_VISIBLE_DEVICES"] == "6,7"
-    assert "CUDA_VISIBLE_DEVICES" not in made("env", ranks=8, gpus=eight).environment
     assert made("CUDA_VISIBLE_DEVICES=0 env", ranks=7, gpus=eight).environment["CUDA_VISIBLE_DEVICES"] == "0"
 
 
@@ -123,3 +122,13 @@ def test_the_last_lines_of_a_log_are_text(tmp_path: Path) -> None:
 def test_a_program_may_be_a_path() -> None:
     """With words that the shell would split."""
     assert made(f"{sys.executable} -c 'print(1)'").words[:3] == (sys.executable, "-c", "print(1)")
+
+
+def test_ranks_that_use_all_gpus_leave_none_to_a_server() -> None:
+    """The user says which one both use."""
+    with pytest.raises(ConfigError, match="the ranks use all 2 GPUs of this node"):
+        made("env", ranks=2, gpus=["0", "1"])
+    assert (
+        made("CUDA_VISIBLE_DEVICES=1 env", ranks=2, gpus=["0", "1"]).environment["CUDA_VISIBLE_DEVICES"]
+        == "1"
+    )

@@ -43,7 +43,7 @@ class Health(http.server.BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         well = self.server.well  # type: ignore[attr-defined]
-        self.send_response(200 if well else 503)
+        self.send_response(200 if well is True else well or 503)
         self.end_headers()
         self.wfile.write(json.dumps({"data": [{"id": "model"}]}).encode())
 
@@ -209,3 +209,21 @@ def test_a_run_without_a_server_has_nothing_to_say(tmp_path: Path, make_config: 
     assert feature.rank_settings(0, AttemptFiles(run, 0)) is None
     assert feature.explain(LOST) is None
     feature.end()
+
+
+@pytest.mark.parametrize(
+    ("status", "failed"), [(307, False), (401, False), (404, False), (429, False), (500, True)]
+)
+def test_only_a_server_that_was_well_and_reports_an_error_has_failed(
+    status: int, failed: bool, scene: Scene, server: Any
+) -> None:
+    """Other answers are of a proxy, or of a server without this route."""
+    watch = scene.feature._watch
+    watch.close()
+    server.well = status
+    watch.reading = Reading()
+    watch.look()
+    assert watch.reading.unhealthy_since is None
+    watch.reading = Reading(answered_at=1.0)
+    watch.look()
+    assert (watch.reading.unhealthy_since is not None) == failed

@@ -74,7 +74,7 @@ def starts_at(*times: float) -> list[Decision]:
             as_event(
                 {
                     "event": "incident",
-                    "cause": "x",
+                    "cause": "exception",
                     "starting": True,
                     "failed_at": 5000.0 + at,
                     "signature": "s",
@@ -142,3 +142,27 @@ def test_only_connections_are_tried_patiently_inside_train(origin: Origin) -> No
     decision = decide(story, replace(lost, origin=origin), Budget(), stopping=False)
     assert decision.action is Action.restart
     assert not decision.patient
+
+
+def test_restarts_that_a_feature_answers_are_no_failed_starts() -> None:
+    """A server that has failed now and then for a day does not use up the time of a hub that is away."""
+    made = history([])
+    for at in (0.0, 40_000.0, 80_000.0):
+        fault = {
+            "event": "incident",
+            "cause": "rollout_server_dead",
+            "failed_at": 5000.0 + at,
+            "signature": "s",
+        }
+        made.apply(as_event(fault))
+        made.apply(as_event({"event": "action", "action": "restart", "patient": True}))
+    start = {
+        "event": "incident",
+        "cause": "exception",
+        "starting": True,
+        "failed_at": 90_000.0,
+        "signature": "t",
+    }
+    made.apply(as_event(start))
+    decision = decide(made, replace(NO_START, origin=Origin.network), Budget(), stopping=False)
+    assert decision.action is Action.restart
