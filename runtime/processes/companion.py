@@ -15,7 +15,7 @@ from pathlib import Path
 
 from grpo_run.runtime.processes.adoption import note_companion
 from grpo_run.runtime.processes.identity import ProcessIdentity, own_identity
-from grpo_run.runtime.processes.termination import TERM_SECONDS, TerminatedProcess, terminate
+from grpo_run.runtime.processes.termination import TerminatedProcess, terminate
 from grpo_run.watchdog.processes import ProcessStat, read_processes
 from grpo_run.watchdog.run_processes.ownership import TOKEN_VARIABLE, RunProcesses
 
@@ -71,16 +71,13 @@ class Companion:
         """Return it and what it has started, as far as they are alive, by pid."""
         return self._owned.find(read_processes())
 
-    def end(self, *, term_seconds: float = TERM_SECONDS) -> list[TerminatedProcess]:
+    def end(self) -> list[TerminatedProcess]:
         """End it and what it has started, and wait until all have exited: their memory is free then.
-
-        Args:
-            term_seconds: time between SIGTERM and SIGKILL.
 
         Returns:
             what was signaled; what has survived SIGKILL is marked.
         """
-        ended = terminate(self.processes, sessions=(), term_seconds=term_seconds)
+        ended = terminate(self.processes, sessions=())
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(EXIT_SECONDS)
         return ended

@@ -235,17 +235,14 @@ def test_alerts_tell_a_run_that_finished_from_one_that_failed(
         ).start()
         for name, code in (("good", "0"), ("bad", "3"))
     ]  # fmt: skip
+    ended = {"good": "finished", "bad": "failed"}
     try:
-        eventually(
-            lambda: (
-                len(query(prometheus, 'count_over_time(grpo_supervisor_up{job="launched"}[1m]) > 1')) == 2
-            ),
-            "two scrapes of both runs",
-        )
+        ids = {name: run.until_event("run_started")["run"] for name, run in zip(ended, launched, strict=True)}
+        # by name: another run's port may be one of theirs, at an address that is still scraped
+        seen = f'count_over_time(grpo_supervisor_up{{job="launched",run_id=~"{"|".join(ids.values())}"}}[1m])'
+        eventually(lambda: len(query(prometheus, f"{seen} > 1")) == 2, "two scrapes of both runs")
         (tmp_path / "end").touch()
         assert [run.wait() for run in launched] == [0, 93]
-        ended = {"good": "finished", "bad": "failed"}
-        ids = {name: run.status()["run_id"] for name, run in zip(ended, launched, strict=True)}
         records = [json.loads((tmp_path / f"{name}.json").read_bytes()) for name in ended]
         assert [record["state"] for record in records] == list(ended.values())
         assert [record["exit_code"] for record in records] == [0, 93]

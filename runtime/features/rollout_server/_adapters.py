@@ -26,7 +26,7 @@ from accelerate.utils import broadcast_object_list
 from grpo_run.runtime.errors import AlarmRaised
 from grpo_run.runtime.features.rollout_server._custody import read_alarm_step, stale_alarm
 from grpo_run.runtime.features.rollout_server._evidence import ASK_SECONDS, FACTOR, PROMPT, TRIES
-from grpo_run.runtime.features.rollout_server._watch import ServerError, request
+from grpo_run.runtime.features.rollout_server._watch import ServerError, model_of, request
 from grpo_run.runtime.features.rollout_server.events import RolloutMade, SampleOrigin, WeightsSent
 from grpo_run.runtime.rank.points import CallPoints
 from grpo_run.runtime.rank.session import Session
@@ -199,10 +199,9 @@ def ask_scores(base_url: str, name: str) -> Scores | None:
     not.
     """
     try:
-        status, body = request(base_url, "GET", "/v1/models", seconds=ASK_SECONDS) if not name else (0, b"")
         question = {
-            "model": name or json.loads(body)["data"][0]["id"], "prompt": list(PROMPT), "max_tokens": 1,
-            "temperature": 0, "prompt_logprobs": 0,
+            "model": name or model_of(base_url, seconds=ASK_SECONDS), "prompt": list(PROMPT),
+            "max_tokens": 1, "temperature": 0, "prompt_logprobs": 0,
         }  # fmt: skip
         status, body = request(base_url, "POST", "/v1/completions", question, seconds=ASK_SECONDS)
         tokens = json.loads(body)["choices"][0]["prompt_logprobs"][1:] if status == 200 else []

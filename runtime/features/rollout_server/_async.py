@@ -15,7 +15,6 @@ from __future__ import annotations
 import functools
 import json
 import os
-import signal
 import sys
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -24,6 +23,7 @@ from typing import Any
 from grpo_run.runtime.features.rollout_server._watch import ServerError, request
 from grpo_run.runtime.upstream import async_grpo_names
 from grpo_run.runtime.upstream.patches import override_attributes, wrapped_methods
+from grpo_run.watchdog.diagnosis.exits import signal_name
 
 POLL_SECONDS = 1.0
 """How long the trainer waits for a rollout before it looks whether the process lives; TRL: 5."""
@@ -98,10 +98,7 @@ def how_ended(process: Any | None) -> str | None:
         return None
     if code >= 0:
         return f"has exited with code {code}"
-    try:
-        return f"was killed by {signal.Signals(-code).name}"
-    except ValueError:
-        return f"was killed by signal {-code}"
+    return f"was killed by {signal_name(-code)}"
 
 
 def take_back(folder: str, ask: Ask) -> list[str]:

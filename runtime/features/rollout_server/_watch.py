@@ -67,17 +67,26 @@ def request(
         connection.close()
 
 
+def model_of(base_url: str, *, seconds: float) -> str:
+    """Return the name of a server's model.
+
+    Raises:
+        OSError, ServerError: it has not answered, or has none.
+    """
+    status, body = request(base_url, "GET", "/v1/models", seconds=seconds)
+    try:
+        return str(json.loads(body)["data"][0]["id"])
+    except (ValueError, LookupError, TypeError, RecursionError) as error:
+        raise ServerError(f"/v1/models answers {status} without a model") from error
+
+
 def one_token(base_url: str, *, seconds: float) -> None:
     """Ask for a completion of one token, and return when it has come.
 
     Raises:
         OSError, ServerError: it has not.
     """
-    status, body = request(base_url, "GET", "/v1/models", seconds=ANSWER_SECONDS)
-    try:
-        model = json.loads(body)["data"][0]["id"]
-    except (ValueError, LookupError, TypeError, RecursionError) as error:
-        raise ServerError(f"/v1/models answers {status} without a model") from error
+    model = model_of(base_url, seconds=ANSWER_SECONDS)
     question = {"model": model, "prompt": [1], "max_tokens": 1, "temperature": 0.0}
     status, body = request(base_url, "POST", "/v1/completions", question, seconds=seconds)
     if status != 200:

@@ -60,10 +60,8 @@ class RankServer(pydantic.BaseModel):
 
     Attributes:
         base_url: where it answers, such as `http://127.0.0.1:41231`.
-        starts: how often the run has started the server.
     """
 
     model_config = pydantic.ConfigDict(frozen=True, extra="forbid")
 
     base_url: str
-    starts: int

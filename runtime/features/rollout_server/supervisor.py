@@ -53,7 +53,7 @@ from grpo_run.runtime.history.run_directory import RunDirectory
 from grpo_run.runtime.launch.config import RunConfig
 from grpo_run.runtime.processes.companion import Companion
 from grpo_run.runtime.supervisor.points import Answer, Fault, FeatureFactory, SupervisorFeature
-from grpo_run.runtime.supervisor.policy import start_of
+from grpo_run.runtime.supervisor.policy import MAX_DELAY_SECONDS, start_of
 from grpo_run.watchdog.causes import Cause, Origin, is_expired_limit
 from grpo_run.watchdog.observation import Phase, RankState, Slot
 from grpo_run.watchdog.processes import read_stat
@@ -71,10 +71,6 @@ ASK_SECONDS = 1.0
 """Between two questions to a server that is starting; what its exit takes to be seen is a tenth of it."""
 KEPT_TOKEN_SECONDS = 20.0
 """How long a server that has outlived the ranks may take for a token; nobody else uses it."""
-MAX_DELAY_SECONDS = 30.0
-"""Between two starts that have failed. The delay begins with 1 s and doubles."""
-TERM_SECONDS = 5.0
-"""Between SIGTERM and SIGKILL when the server is ended."""
 TREE_SECONDS = 5.0
 """Between two looks for processes that the server has started."""
 WAITS = (Phase.generate, Phase.data)
@@ -140,7 +136,7 @@ class RunServer(SupervisorFeature):
         """Return where the server is."""
         if self._command is None:
             return None
-        told = RankServer(base_url=self._command.base_url, starts=self._record.starts)
+        told = RankServer(base_url=self._command.base_url)
         return told.model_dump(mode="json")
 
     def poll(self) -> None:
@@ -416,7 +412,7 @@ class RunServer(SupervisorFeature):
     def _end_server(self, because: str) -> None:
         assert self._server is not None
         self._forget()
-        remains = [one for one in self._server.end(term_seconds=TERM_SECONDS) if one.remains]
+        remains = [one for one in self._server.end() if one.remains]
         if remains:
             self._reporter.warn(None, f"could not end {', '.join(map(str, remains))} of the rollout server")
         self._reporter.write(ServerEnded(because=because))

@@ -12,7 +12,7 @@ import pytest
 from support.journal import event
 
 from grpo_run.runtime.errors import AlarmRaised
-from grpo_run.runtime.features.rollout_server import _adapters
+from grpo_run.runtime.features.rollout_server import _adapters, _watch
 from grpo_run.runtime.features.rollout_server._adapters import (
     AsyncCustody,
     PolicyAnswers,
@@ -179,7 +179,8 @@ def test_the_questions(monkeypatch: pytest.MonkeyPatch) -> None:
         logprobs = [None, {"4": {"logprob": -1.5}}, {"5": {"logprob": -2.5}}]
         return 200, json.dumps({"choices": [{"prompt_logprobs": logprobs}]}).encode()
 
-    monkeypatch.setattr(_adapters, "request", request)
+    for module in (_adapters, _watch):
+        monkeypatch.setattr(module, "request", request)
     assert ask_scores("http://server", "") == ask_scores("http://server", "v1") == [-1.5, -2.5]
     assert ask_scores("http://server", "gone") is ask_scores("http://server", "odd") is None
     assert said[:3] == [("/v1/models", None), ("/v1/completions", "qwen"), ("/v1/completions", "v1")]

@@ -23,7 +23,7 @@ from grpo_run.runtime.features.rollout_server.settings import NAME, RankServer
 from grpo_run.runtime.rank.points import CallPoints
 from grpo_run.watchdog.observation import Phase
 
-SERVER = RankServer(base_url="http://127.0.0.1:41231", starts=1)
+SERVER = RankServer(base_url="http://127.0.0.1:41231")
 
 
 @dataclass
