@@ -223,11 +223,15 @@ class Meeting(RendezvousHandler):
     def num_nodes_waiting(self) -> int:
         """How many hosts wait to take part, as read last by torch's keep-alive.
 
-        None as long as one that is gone may be lost: that is said first.
+        None as long as one that is gone may be lost: that is said first. If there are as many as may have
+        ranks, only they count, when they wait for the others: one that is too many may be on its way to the
+        spares.
         """
         seen = rendezvous_names.view(self._handler)
-        gone = self._members.keys() - seen.participants.keys() - seen.waiting
-        return 0 if gone else len(seen.waiting)
+        if self._members.keys() - seen.participants.keys() - seen.waiting:
+            return 0
+        full = len(self._members) >= self._parameters.max_nodes
+        return len(seen.waiting & self._members.keys() if full else seen.waiting)
 
     def get_backend(self) -> str:
         """See torch's."""

@@ -95,6 +95,23 @@ def test_a_short_cut_is_no_fault(pair: list[HostRun], tmp_path: Path) -> None:
 
 
 @pytest.mark.full
+def test_a_spare_is_not_needed_for_a_killed_rank(tmp_path: Path) -> None:
+    """All three hosts meet again, two of them have ranks, and the one that is left over disturbs nobody."""
+    with hosts(tmp_path, 3) as made:
+        runs = _runs(made, tmp_path)
+        with runs[0].held(HELD):
+            _started(runs[:2])
+            runs[2].start().until_event("run_started")
+            time.sleep(3)  # until it is known as a spare
+            runs[1].kill(1)
+            runs[1].until_event("incident")
+        for run in runs:
+            run.ended()
+    assert digest(tmp_path / "ours") == undisturbed(TRAINER, STEPS)
+    assert max(len(run.events("attempt_started")) for run in runs) == 2
+
+
+@pytest.mark.full
 def test_a_spare_takes_over(tmp_path: Path) -> None:
     """With `--nnodes 2` on three hosts, the third one waits, and takes the place of one that is lost."""
     with hosts(tmp_path, 3) as made:
