@@ -41,9 +41,9 @@ LONELY_KEEP_ALIVE_SECONDS = 60
 """How often a node without others tells its rendezvous that it is alive, at a cost of 2 ms each; torch's
 default is 5 s."""
 BEAT_SECONDS = 1
-LOST_BEATS = 9
-"""A host that has not said for so many beats that it is alive is out of the rendezvous. torch's default, 3 of
-5 s, delays every recovery from a lost host by 15 s. Beats are up to 2 s old where nothing is wrong."""
+LOST_BEATS = 20
+"""torch drops a host that has not beaten for so long, should nothing else have proved its loss: what a
+host sends during a cut of 8 s arrives up to 13 s later, and clocks may differ."""
 NO_SHARED_STORE = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
 """Without it torch keeps the address of the store that rank 0's host has served to the ranks, and does not
 tell it to a host that joins later: the newcomer waits for it in vain. Our ranks use another store."""

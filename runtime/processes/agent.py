@@ -9,6 +9,7 @@ not watch ranks, judge or report.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import signal
 import threading
@@ -24,6 +25,7 @@ from torch.distributed.elastic.agent.server.api import RunResult, Worker, Worker
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
 
+from grpo_run.runtime.errors import HostsLostError
 from grpo_run.runtime.processes.helpers import Helpers
 from grpo_run.runtime.processes.meeting import Meeting
 from grpo_run.runtime.processes.ranks import RankGroup, RankSpec
@@ -269,9 +271,14 @@ class Agent(LocalElasticAgent):
             assert self._ranks is not None
             exits = self._ranks.wait(min(interval, self._controller.seconds_to_poll()))
             self._helpers.poll()
-            if self._meeting is not None and self._meeting.lost:
-                self._controller.host_lost(self._meeting.lost)
+            if self._meeting is not None:
+                if any(not exit.completed for exit in exits):
+                    self._meeting.look_soon()
+                if self._meeting.lost:
+                    self._controller.host_lost(self._meeting.lost)
             directive = self._controller.poll(self._ranks, exits)
+            if directive is Directive.monitor and self._meeting is not None:
+                self._meeting.check_ended()
             if directive is Directive.monitor and self._elastic and self._nodes_wait():
                 self._controller.membership_changed()
                 directive = Directive.restart
@@ -297,8 +304,20 @@ class Agent(LocalElasticAgent):
             self._initialize_workers(group)
 
     def _await_hosts(self) -> None:
-        """Wait for the ends of the other hosts."""
-        _call_in_thread(self._exit_barrier)
+        """Wait for the ends of the other hosts that can be reached."""
+        with contextlib.suppress(HostsLostError):  # what this host has done stays
+            _call_in_thread(self._exit_barrier, self._check_hosts)
+
+    def _check_hosts(self) -> None:
+        if self._meeting is not None:
+            self._meeting.check()
+            if self._meeting.lost:
+                raise HostsLostError(self._meeting.lost)
+
+    def leave(self, exit_code: int | None, sentence: str) -> None:
+        """Let the other hosts know how the run has ended here, if they must not wait for this one."""
+        if self._meeting is not None:
+            self._meeting.leave(exit_code, sentence)
 
     def _nodes_wait(self) -> bool:
         """Whether nodes wait to join. Asks the rendezvous, which may be on another machine, once per

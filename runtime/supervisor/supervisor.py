@@ -60,6 +60,7 @@ from grpo_run.runtime.supervisor.setting_aside import set_aside
 from grpo_run.runtime.supervisor.stop import StopRequest
 from grpo_run.runtime.supervisor.stop_means import StopMeans, stop_code
 from grpo_run.watchdog.causes import Cause
+from grpo_run.watchdog.diagnosis.exits import is_victim
 from grpo_run.watchdog.memory.phase_memory import RankMemory
 from grpo_run.watchdog.observation import Exit, RankState, Slot
 from grpo_run.watchdog.stalls.step_clock import UNSEEN_SECONDS
@@ -266,8 +267,15 @@ class Supervisor:
         """Show which hosts are waited for."""
         self._hosts_awaited = text
 
-    def end_without_hosts(self, sentence: str) -> None:
-        """End the run because its hosts cannot meet. Another allocation, or the same hosts later, may."""
+    def end_without_hosts(self, sentence: str, exit_code: int) -> None:
+        """End the run because its hosts cannot meet, or another host has ended it.
+
+        Args:
+            exit_code: 75 if another allocation, or the same hosts later, may meet.
+        """
+        if exit_code != EXIT_STOPPED:
+            self._end(RunEvent.gave_up, exit_code, sentence)
+            return
         self._end(RunEvent.stopped, EXIT_STOPPED, f"{sentence} {SAME_COMMANDS}")
 
     def poll(self, ranks: RankGroup, exits: Sequence[Exit]) -> Directive:
@@ -313,7 +321,7 @@ class Supervisor:
         for exit in exits:
             self.detector.rank_exited(exit.rank)
         self.attempt.exits.add(exits, slots)
-        if outside is None and self._host_lost and not self.attempt.exits.failed:
+        if outside is None and self._host_lost and all(map(is_victim, self.attempt.exits.failed)):
             outside = self._judge_lost_host(slots)
         if self.stop.signalled:
             return self._poll_signalled(ranks)
@@ -336,7 +344,8 @@ class Supervisor:
     def _judge_lost_host(self, slots: Mapping[int, Slot | None]) -> Verdict | None:
         """The verdict on a lost host; None if no rank of this one trains, and may need its ranks."""
         sentence, self._host_lost = self._host_lost, ""
-        training = [slot for slot in slots.values() if slot is not None and slot.state is RankState.training]
+        in_call = (RankState.training, RankState.failed)
+        training = [slot for slot in slots.values() if slot is not None and slot.state in in_call]
         if not training:
             return None
         return Verdict(

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import threading
+import time
+
+from support.runs import free_port
 from torch.distributed.elastic.rendezvous import RendezvousParameters, registry
 
 from grpo_run.runtime.upstream import rendezvous_names
@@ -16,9 +20,40 @@ def test_a_handler_that_has_met_shows_its_members() -> None:
     assert seen.participants == {rendezvous_names.this_node(handler): 0}
     assert (seen.complete, seen.is_spare, seen.waiting) == (True, False, frozenset())
     assert rendezvous_names.this_node(handler).addr == "localhost"
-    assert 0 <= seen.age_seconds < 60
+    assert 0 <= time.monotonic() - seen.read_at < 60
+    assert (seen.lost, seen.ended, list(seen.beats)) == ({}, None, [rendezvous_names.this_node(handler)])
     rendezvous_names.store(handler).set("key", "value")
     handler.shutdown()
+
+
+def test_what_is_written_into_the_state_reaches_all_hosts() -> None:
+    """torch drops a host that is declared lost at once, and keeps what it does not know when it writes."""
+    parameters = RendezvousParameters(
+        "c10d", f"localhost:{free_port()}", "pair", 2, 2, local_addr="localhost", keep_alive_interval=1
+    )
+    first, second = (registry.get_rendezvous_handler(parameters) for _ in range(2))
+    joining = threading.Thread(target=second.next_rendezvous)
+    joining.start()
+    first.next_rendezvous()
+    joining.join(30)
+    lost = rendezvous_names.this_node(second)
+    rendezvous_names.declare_lost(first, lost, "why")
+    rendezvous_names.end(first, 93, "it gave up")
+    rendezvous_names.end(second, 2, "later")
+    deadline = time.monotonic() + 20
+    seen = rendezvous_names.view(first)
+    while lost in seen.participants and time.monotonic() < deadline:  # until its keep-alive reads it
+        time.sleep(0.1)
+        seen = rendezvous_names.view(first)
+    time.sleep(2.5)  # until it has been written again
+    for handler in (first, second):
+        seen = rendezvous_names.read_now(handler)
+        assert lost not in seen.participants
+        assert seen.lost == {lost: "why"}
+        assert seen.ended is not None
+        assert (seen.ended.exit_code, seen.ended.sentence) == (93, "it gave up")
+        assert seen.ended.known_by == {lost, rendezvous_names.this_node(first)}
+    first.shutdown()
 
 
 def test_the_endpoint_is_served_where_it_is() -> None:
