@@ -386,6 +386,8 @@ class History:
 
     def _train_started(self, event: TrainStarted) -> None:
         if event.rank not in (0, None):
+            if self.node:  # only rank 0's host is told of checkpoints
+                self._progressed(event.train_call, event.step or 0)
             return
         call, resumed = event.train_call, event.step or 0
         self.train_call, self.target_steps = call, event.target_steps or 0

@@ -78,11 +78,14 @@ class AttemptController(Protocol):
     def seconds_to_poll(self) -> float:
         """How soon it asks to be polled again; infinite if the monitor interval is soon enough."""
 
-    def membership_changed(self) -> None:
+    def membership_changed(self, how: str) -> None:
         """Nodes joined or left; all ranks are about to be restarted."""
 
-    def host_lost(self, sentence: str) -> None:
-        """Another host that has ranks is lost; called again as long as it is, before `poll`."""
+    def host_lost(self, sentence: str, *, can_meet: bool) -> None:
+        """Another host that has ranks is lost; called again as long as it is, before `poll`.
+
+        Without the endpoint the others cannot meet again.
+        """
 
     def hosts_awaited(self, text: str) -> None:
         """Other hosts are waited for, or no longer: then the text is empty."""
@@ -275,12 +278,13 @@ class Agent(LocalElasticAgent):
                 if any(not exit.completed for exit in exits):
                     self._meeting.look_soon()
                 if self._meeting.lost:
-                    self._controller.host_lost(self._meeting.lost)
+                    self._controller.host_lost(self._meeting.lost, can_meet=self._meeting.can_meet)
             directive = self._controller.poll(self._ranks, exits)
             if directive is Directive.monitor and self._meeting is not None:
                 self._meeting.check_ended()
             if directive is Directive.monitor and self._elastic and self._nodes_wait():
-                self._controller.membership_changed()
+                how = self._meeting.change_text() if self._meeting is not None else ""
+                self._controller.membership_changed(how)
                 directive = Directive.restart
             if directive is Directive.monitor:
                 continue

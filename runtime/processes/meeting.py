@@ -31,7 +31,7 @@ from torch.distributed.elastic.rendezvous import (
 )
 from torch.distributed.elastic.rendezvous import registry as rendezvous_registry
 
-from grpo_run.runtime.errors import EXIT_GAVE_UP, EXIT_USAGE, HostsLostError
+from grpo_run.runtime.errors import EXIT_FINISHED, EXIT_GAVE_UP, EXIT_USAGE, HostsLostError
 from grpo_run.runtime.processes.signs_of_life import (
     AGAIN_SECONDS,
     LOOK_SECONDS,
@@ -54,8 +54,8 @@ LEAVE_SECONDS = 6.0
 """How long a host that ends the run waits until the others have read that."""
 MOST_PROBES = 32
 """At the same time."""
-ENDS = {EXIT_GAVE_UP: "gave up", EXIT_USAGE: "was refused"}
-"""Exit codes with which one host ends the run of all."""
+ENDS = {EXIT_GAVE_UP: "gave up", EXIT_USAGE: "was refused", EXIT_FINISHED: "has finished the run"}
+"""Exit codes with which one host ends the run of all, and of spares."""
 
 
 class Meeting(RendezvousHandler):
@@ -91,6 +91,11 @@ class Meeting(RendezvousHandler):
     def place(self) -> str:
         """The endpoint, as the user has written it or as torch has completed it."""
         return f"{self._host}:{self._port}"
+
+    @property
+    def can_meet(self) -> bool:
+        """Whether the endpoint is not lost, as far as is known."""
+        return not self._dead_endpoint
 
     def next_rendezvous(self) -> RendezvousInfo:
         """Meet the other hosts. Called in a thread of its own, while `wait_text` is shown.
@@ -188,7 +193,7 @@ class Meeting(RendezvousHandler):
             why = signs.why_lost(
                 answer, seen.beats.get(node), asked_at=asked_at, dropped=node in gone & before
             )
-            if why:
+            if why and rendezvous_names.read_now(self._handler).ended is None:  # else it has said why
                 lost = f"Host {node.addr} is lost: {why}."
                 rendezvous_names.declare_lost(self._handler, node, lost)
                 text = text or (lost if node in members else "")
@@ -224,7 +229,8 @@ class Meeting(RendezvousHandler):
             raise HostsLostError(ended.sentence, exit_code=ended.exit_code)
 
     def leave(self, exit_code: int | None, sentence: str) -> None:
-        """Let the other hosts know that this one has given up, or was refused. Waits some seconds at most.
+        """Let the other hosts know that this one has given up or was refused, and spares that the run has
+        finished. Waits some seconds at most.
 
         Args:
             exit_code: of this host; with others, the others may go on without it.
@@ -237,12 +243,16 @@ class Meeting(RendezvousHandler):
         telling.join(LEAVE_SECONDS)
 
     def _tell(self, exit_code: int, sentence: str) -> None:
-        this, others = rendezvous_names.this_node(self._handler), {None}
+        this, finished = rendezvous_names.this_node(self._handler), exit_code == EXIT_FINISHED
         with contextlib.suppress(RendezvousConnectionError):  # the endpoint is gone: all know
+            if finished and not self._serves:
+                return
             rendezvous_names.end(self._handler, exit_code, f"Host {this.addr} {ENDS[exit_code]}: {sentence}")
-            while self._serves and others:  # what is written here goes with this process
+            while self._serves:  # what is written here goes with this process
                 seen = rendezvous_names.read_now(self._handler)
-                others = seen.beats.keys() - (seen.ended.known_by if seen.ended is not None else set())
+                others = seen.spares | seen.waiting if finished else seen.beats.keys()
+                if seen.ended is None or others <= {*seen.ended.known_by, this}:
+                    return
                 time.sleep(AGAIN_SECONDS)
 
     def check(self) -> None:
@@ -276,6 +286,14 @@ class Meeting(RendezvousHandler):
         here = seen.waiting if seen.complete else seen.participants.keys()
         others = here - {rendezvous_names.this_node(self._handler)}
         return max(1, self._parameters.min_nodes - 1 - len(others))
+
+    def change_text(self) -> str:
+        """Return which hosts wait to take part, as a clause."""
+        waiting = sorted(rendezvous_names.view(self._handler).waiting)
+        return " and ".join(
+            f"host {node.addr} {'restarts its ranks' if node in self._members else 'joins'}"
+            for node in waiting
+        )
 
     def num_nodes_waiting(self) -> int:
         """How many hosts wait to take part, as read last by torch's keep-alive.

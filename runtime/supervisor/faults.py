@@ -28,6 +28,7 @@ from grpo_run.runtime.supervisor.points import Answer, Fault, SupervisorFeature
 from grpo_run.runtime.supervisor.policy import decide, has_finished
 from grpo_run.runtime.supervisor.setting_aside import can_go_back
 from grpo_run.runtime.supervisor.stop_means import stop_code
+from grpo_run.watchdog.causes import Cause
 from grpo_run.watchdog.diagnosis.fault import Evidence, diagnose
 from grpo_run.watchdog.json_values import to_json
 from grpo_run.watchdog.observation import Exit, RankError, Slot, all_returned
@@ -193,7 +194,8 @@ class FaultHandler:
             return Resolution(restart=True, delay_seconds=decision.delay_seconds)
         if stopping:
             return Resolution(event=RunEvent.stopped, exit_code=stop_code(self._history))
-        code = answer.exit_code if answer is not None and decision is answer.decision else EXIT_GAVE_UP
+        at_end = EXIT_STOPPED if verdict.cause is Cause.node_lost else EXIT_GAVE_UP
+        code = answer.exit_code if answer is not None and decision is answer.decision else at_end
         event = RunEvent.stopped if code == EXIT_STOPPED else RunEvent.gave_up
         said, place = verdict.sentence, verdict.location
         if place is not None and place.short.partition(" ")[0] not in said + decision.reason:

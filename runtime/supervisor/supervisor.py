@@ -64,13 +64,14 @@ from grpo_run.watchdog.diagnosis.exits import is_victim
 from grpo_run.watchdog.memory.phase_memory import RankMemory
 from grpo_run.watchdog.observation import Exit, RankState, Slot
 from grpo_run.watchdog.stalls.step_clock import UNSEEN_SECONDS
+from grpo_run.watchdog.text import counted
 from grpo_run.watchdog.verdict import Verdict
 
 LEAST_POLL_SECONDS = 0.01
 """Least time between two polls that are asked for."""
 JOINT_STOP_POLL_SECONDS = 0.1
 SAME_COMMANDS = (
-    "Run the same commands again, on these hosts or on others: they continue from the newest checkpoint, or"
+    "run the same commands again, on these hosts or on others: they continue from the newest checkpoint, or"
     " begin if there is none."
 )
 
@@ -147,6 +148,7 @@ class Supervisor:
         self.expected_snapshot: SnapshotName | None = None
         """The snapshot that the ranks of this attempt load from memory."""
         self._host_lost = self._hosts_awaited = ""
+        self._hosts_can_meet = True
         self._start_not_before = 0.0
         self.has_ranks = False
         """False while the agent waits in a rendezvous, during which `poll` is not called."""
@@ -190,6 +192,10 @@ class Supervisor:
 
         A stop request ends the wait before a start by an exception.
         """
+        here, all_ranks = len(workers), workers[0].world_size
+        if all_ranks > here:
+            place = f"host {group_rank + 1} of {all_ranks // here}"
+            self._hosts_awaited = f"starting {here} of {counted(all_ranks, 'rank')}, {place}"
         time.sleep(max(0.0, self._start_not_before - time.monotonic()))
         self._settle_resumption()
         self._faults.begin_attempt(group_rank)
@@ -220,8 +226,8 @@ class Supervisor:
 
     def _count_ranks(self, board: Board) -> None:
         """Keep what the ranks of an ended attempt have counted, before their board is cleared."""
-        for counted in read_counts(board):
-            self._reporter.write(counted)
+        for counts in read_counts(board):
+            self._reporter.write(counts)
 
     def _settle_resumption(self) -> None:
         """Set aside what a rollback discards, write what is not loaded from memory to disk, and keep the
@@ -242,7 +248,7 @@ class Supervisor:
 
     def attempt_started(self, ranks: RankGroup) -> None:
         """Begin to watch the ranks, which are running now."""
-        self.has_ranks, self._host_lost = True, ""
+        self.has_ranks, self._host_lost, self._hosts_awaited = True, "", ""
         self._ranks_started_at = time.monotonic()
         pids = self.attempt.by_rank(ranks.pids)
         self._hangs.begin_attempt(self.attempt, self.board, pids)
@@ -253,15 +259,20 @@ class Supervisor:
         for rank, pid in pids.items():
             self._reporter.write(RankStarted(rank=rank, pid=pid))
 
-    def membership_changed(self) -> None:
+    def membership_changed(self, how: str = "") -> None:
         """Prepare for a restart of all ranks, because nodes joined or left."""
-        self._reporter.notify("nodes joined or left; restarting all ranks")
+        self._reporter.notify(f"{how or 'nodes joined or left'}; restarting all ranks")
         self.has_ranks = False
         self.lifecycle.fire(RunEvent.membership_changed)
 
-    def host_lost(self, sentence: str) -> None:
-        """Take into account, at the next poll, that another host with ranks is lost."""
-        self._host_lost = sentence
+    def host_lost(self, sentence: str, *, can_meet: bool = True) -> None:
+        """Take into account, at the next poll, that another host with ranks is lost.
+
+        Args:
+            sentence: which one, and how that is known.
+            can_meet: the others can still meet and go on.
+        """
+        self._host_lost, self._hosts_can_meet = sentence, can_meet
 
     def hosts_awaited(self, text: str) -> None:
         """Show which hosts are waited for."""
@@ -274,9 +285,10 @@ class Supervisor:
             exit_code: 75 if another allocation, or the same hosts later, may meet.
         """
         if exit_code != EXIT_STOPPED:
-            self._end(RunEvent.gave_up, exit_code, sentence)
+            finished = exit_code == EXIT_FINISHED  # and this host has waited as a spare
+            self._end(RunEvent.stopped if finished else RunEvent.gave_up, exit_code, sentence)
             return
-        self._end(RunEvent.stopped, EXIT_STOPPED, f"{sentence} {SAME_COMMANDS}")
+        self._end(RunEvent.stopped, EXIT_STOPPED, f"{sentence} {SAME_COMMANDS.capitalize()}")
 
     def poll(self, ranks: RankGroup, exits: Sequence[Exit]) -> Directive:
         """Read the board and the journal once, take new exits into account, and direct the agent.
@@ -355,6 +367,7 @@ class Supervisor:
             confidence="deadline",
             sentence=sentence,
             signature=str(Cause.node_lost),
+            final="" if self._hosts_can_meet else SAME_COMMANDS,
         )
 
     def _poll_signalled(self, ranks: RankGroup) -> Directive:

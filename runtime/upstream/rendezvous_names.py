@@ -9,6 +9,7 @@ keep-alive: it costs no further requests, and cannot disagree with the members.
 from __future__ import annotations
 
 import pickle
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timezone
@@ -60,7 +61,10 @@ class View:
 def view(handler: Any) -> View:
     """Return what a rendezvous handler has read last, without asking the store."""
     holder = handler._state_holder
-    state = holder.state
+    return _view(handler, holder.state, holder._last_sync_time)
+
+
+def _view(handler: Any, state: Any, read_at: float) -> View:
     ended = getattr(state, ENDED, None)
     return View(
         participants=dict(state.participants),
@@ -71,7 +75,7 @@ def view(handler: Any) -> View:
         beats=dict(state.last_heartbeats),
         lost=dict(getattr(state, LOST, {})),
         ended=Ended(*ended) if ended is not None else None,
-        read_at=holder._last_sync_time,
+        read_at=read_at,
     )
 
 
@@ -122,8 +126,9 @@ def this_node(handler: Any) -> Any:
 
 def read_now(handler: Any) -> View:
     """Read the state; waits for the store."""
-    handler.is_closed()
-    return view(handler)
+    found = handler._state_holder._backend.get_state()
+    state = pickle.loads(found[0]) if found is not None else handler._state_holder.state
+    return _view(handler, state, time.monotonic())
 
 
 def store(handler: Any) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import threading
 import time
 from dataclasses import dataclass, field
 from types import SimpleNamespace
@@ -192,7 +193,6 @@ def test_a_host_that_gives_up_ends_the_others_with_its_code() -> None:
     """The host of the endpoint leaves when they have read it. Other ends are nobody else's."""
     meeting, handler, _ = _met(ONE)
     meeting.leave(75, "Stopped.")
-    meeting.leave(0, "Finished.")
     assert rendezvous_names.view(handler).ended is None
     handler.written.last_heartbeats = {ONE: 0}
     meeting.leave(93, "Gave up: why.")
@@ -240,3 +240,31 @@ def test_waits_have_a_place_a_clock_and_a_limit() -> None:
     assert meeting.wait_text() == "waiting at node0:29500 as a spare: 2 hosts have ranks"
     meeting._handler = None
     assert meeting.wait_text() == "waiting for node0:29500 to answer, 12 s of 40"
+
+
+def test_a_spare_is_told_that_the_run_has_finished() -> None:
+    """It ends with 0; hosts with ranks finish by themselves, and nobody waits for them."""
+    meeting, handler, _ = _met(ONE)
+    handler.written.redundancy_list.add(THREE)
+    handler.written.last_heartbeats[THREE] = 0
+    telling = threading.Thread(target=meeting.leave, args=(0, "Finished."))
+    telling.start()
+    spare, there, _ = _met(THREE)
+    deadline = time.monotonic() + 5
+    while not hasattr(handler.written, "grpo_run_ended") and time.monotonic() < deadline:
+        time.sleep(0.01)
+    there.written = there._state_holder.state = handler.written
+    with pytest.raises(HostsLostError, match="has finished the run") as raised:
+        spare.check()
+    assert raised.value.exit_code == 0
+    spare.look()
+    handler.written = there.written
+    telling.join(3)
+    assert not telling.is_alive()
+
+
+def test_a_change_of_members_has_names() -> None:
+    """A host with ranks starts them again, or another one joins."""
+    meeting, handler, _ = _met(ONE)
+    handler.state.wait_list.update({TWO, THREE})
+    assert meeting.change_text() == "host node1 restarts its ranks and host node2 joins"
