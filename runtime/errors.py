@@ -4,6 +4,7 @@
     ├── UsageError(ValueError)        the user can correct it; exit code 2, one line, nothing is lost
     │   ├── ConfigError               a setting, a recipe or a configuration file is wrong
     │   │   └── MissingPackageError   a package that a command needs is not installed (names what to install)
+    │   ├── HostsMissingError         the script's batch cannot be kept with fewer hosts
     │   └── RunDirectoryError         the run directory cannot be used, or is in use
     ├── ConsensusError                ranks disagree where they must agree (names the ranks and the values)
     ├── CheckpointError               a checkpoint is incomplete or damaged (names the file and the reason)
@@ -55,6 +56,10 @@ class RunDirectoryError(UsageError):
 
 class MissingPackageError(ConfigError):
     """A package that a command needs is not installed."""
+
+
+class HostsMissingError(UsageError):
+    """The script's batch cannot be kept with fewer hosts; the run waits for all of them."""
 
 
 class ConsensusError(GrpoRunError):

@@ -96,6 +96,8 @@ def build_agent(
         os.environ.setdefault(NO_SHARED_STORE, "1")
         elastic.rdzv_configs.setdefault("keep_alive_interval", BEAT_SECONDS)
         elastic.rdzv_configs.setdefault("keep_alive_max_attempt", LOST_BEATS)
+    ranged = elastic.min_nodes < elastic.max_nodes
+    full_world_size = elastic.max_nodes * elastic.nproc_per_node if ranged else 0
     spec = WorkerSpec(
         role=elastic.role,
         local_world_size=elastic.nproc_per_node,
@@ -113,7 +115,10 @@ def build_agent(
         controller=supervisor,
         entry=ENTRY,
         environment={**config.environment, VARIABLE: options.signals_to_handle},
-        variables=lambda rank, world_size: {**marks, **rank_environment(supervisor, rank, world_size)},
+        variables=lambda rank, world_size: {
+            **marks,
+            **rank_environment(supervisor, rank, world_size, full_world_size),
+        },
         preloaded=lambda: are_forked(supervisor),
         elastic=elastic.max_nodes > 1,
         helpers=helpers,
@@ -169,7 +174,9 @@ def are_forked(supervisor: Supervisor) -> bool:
     return supervisor.config.preload and not supervisor.history.fresh_because
 
 
-def rank_environment(supervisor: Supervisor, rank: int, world_size: int) -> dict[str, str]:
+def rank_environment(
+    supervisor: Supervisor, rank: int, world_size: int, full_world_size: int = 0
+) -> dict[str, str]:
     """Return the environment variables that the bootstrap of one rank reads."""
     config, files = supervisor.config, supervisor.attempt.files
     settings = RankSettings(
@@ -189,6 +196,7 @@ def rank_environment(supervisor: Supervisor, rank: int, world_size: int) -> dict
         attempt_started_at=time.time(),
         expected_snapshot=supervisor.expected_snapshot,
         features=supervisor.rank_settings(rank),
+        full_world_size=full_world_size,
         cpus=config.rank_cpus[rank % len(config.rank_cpus)] if config.rank_cpus else (),
     )
     environment = settings.to_environment()

@@ -47,6 +47,8 @@ class Directive(Enum):
     """Continue to monitor the ranks."""
     restart = "restart"
     """Terminate the remaining ranks and start another attempt."""
+    await_all = "await_all"
+    """The same, when as many hosts are there as the run may have."""
     finished = "finished"
     """All local ranks have completed; wait for the other nodes, then return."""
     stopped = "stopped"
@@ -80,6 +82,9 @@ class AttemptController(Protocol):
 
     def membership_changed(self, how: str) -> None:
         """Nodes joined or left; all ranks are about to be restarted."""
+
+    def admits_hosts(self) -> bool:
+        """Whether all ranks may be restarted for hosts that join, because little would be repeated."""
 
     def host_lost(self, sentence: str, *, can_meet: bool) -> None:
         """Another host that has ranks is lost; called again as long as it is, before `poll`.
@@ -303,6 +308,8 @@ class Agent(LocalElasticAgent):
             if directive in (Directive.stopped, Directive.terminate):
                 group.state = WorkerState.FAILED
                 return RunResult(state=WorkerState.FAILED)
+            if directive is Directive.await_all and self._meeting is not None:
+                self._meeting.require_all()
             self._restarts += 1
             group.state = WorkerState.STOPPED
             self._initialize_workers(group)
@@ -331,4 +338,6 @@ class Agent(LocalElasticAgent):
         if now < self._ask_nodes_at:
             return False
         self._ask_nodes_at = now + ASK_NODES_SECONDS
-        return bool(self._worker_group.spec.rdzv_handler.num_nodes_waiting() > 0)
+        if self._worker_group.spec.rdzv_handler.num_nodes_waiting() == 0:
+            return False
+        return self._meeting is None or self._meeting.member_waits() or self._controller.admits_hosts()

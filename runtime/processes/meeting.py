@@ -71,6 +71,7 @@ class Meeting(RendezvousHandler):
     ) -> None:
         self._parameters = parameters
         self._ask = ask
+        self._needed = parameters.min_nodes
         self._host, self._port = rendezvous_names.endpoint(parameters)
         self._limit_seconds = parameters.get_as_int("join_timeout", JOIN_SECONDS) or JOIN_SECONDS
         self._serves = rendezvous_names.serves(parameters)
@@ -114,7 +115,7 @@ class Meeting(RendezvousHandler):
             missing = self._missing()
             verb = "has" if missing == 1 else "have"
             raise HostsLostError(
-                f"{missing} of {counted(self._parameters.min_nodes, 'host')} {verb} not come to {self.place}"
+                f"{missing} of {counted(self._needed, 'host')} {verb} not come to {self.place}"
                 f" within {self._limit_seconds} s."
             ) from None
         except RendezvousConnectionError:
@@ -276,16 +277,13 @@ class Meeting(RendezvousHandler):
         seen = rendezvous_names.view(self._handler)
         if seen.is_spare:
             return f"waiting at {self.place} as a spare: {counted(len(seen.participants), 'host')} have ranks"
-        return (
-            f"waiting for {self._missing()} of {counted(self._parameters.min_nodes, 'host')} at {self.place},"
-            f" {clock}"
-        )
+        return f"waiting for {self._missing()} of {counted(self._needed, 'host')} at {self.place}, {clock}"
 
     def _missing(self) -> int:
         seen = rendezvous_names.view(self._handler)
         here = seen.waiting if seen.complete else seen.participants.keys()
         others = here - {rendezvous_names.this_node(self._handler)}
-        return max(1, self._parameters.min_nodes - 1 - len(others))
+        return max(1, self._needed - 1 - len(others))
 
     def change_text(self) -> str:
         """Return which hosts wait to take part, as a clause."""
@@ -294,6 +292,15 @@ class Meeting(RendezvousHandler):
             f"host {node.addr} {'restarts its ranks' if node in self._members else 'joins'}"
             for node in waiting
         )
+
+    def member_waits(self) -> bool:
+        """Whether a host with ranks has ended them to start them again."""
+        return not self._members.keys().isdisjoint(rendezvous_names.view(self._handler).waiting)
+
+    def require_all(self) -> None:
+        """Do not go on with fewer hosts than the run may have."""
+        self._needed = self._parameters.max_nodes
+        rendezvous_names.require(self._handler, self._needed)
 
     def num_nodes_waiting(self) -> int:
         """How many hosts wait to take part, as read last by torch's keep-alive.

@@ -15,7 +15,14 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from grpo_run.runtime.errors import EXIT_FINISHED, EXIT_GAVE_UP, EXIT_STOPPED, EXIT_USAGE, UsageError
+from grpo_run.runtime.errors import (
+    EXIT_FINISHED,
+    EXIT_GAVE_UP,
+    EXIT_STOPPED,
+    EXIT_USAGE,
+    HostsMissingError,
+    UsageError,
+)
 from grpo_run.runtime.history.events import ActionChosen, AttemptEnded, IncidentConfirmed, WarningGiven
 from grpo_run.runtime.history.history import History
 from grpo_run.runtime.history.lifecycle import Lifecycle, RunEvent
@@ -49,6 +56,7 @@ class Resolution:
 
     restart: bool = False
     delay_seconds: float = 0.0
+    needs_all_hosts: bool = False
     event: RunEvent = RunEvent.gave_up
     exit_code: int = EXIT_GAVE_UP
     sentence: str = ""
@@ -118,6 +126,13 @@ class FaultHandler:
         self._lifecycle.fire(RunEvent.evidence_written)
         usage = _usage_error(incident.evidence.failed)
         answer = self._answer(context, incident.evidence, verdict)
+        needs_hosts = usage is not None and usage.type == HostsMissingError.__name__ and not stopping
+        if needs_hosts:
+            reason = "when all hosts are there"
+            answer = Answer(
+                decision=Decision(action=Action.restart, reason=reason, patient=True), at_once=True
+            )
+            usage = None
         decision = decide(
             self._history,
             verdict,
@@ -129,11 +144,12 @@ class FaultHandler:
             starts_over=self._config.may_start_over,
             wrong_settings=usage is not None,
         )
-        if usage is None:
+        if usage is None and not needs_hosts:
             self._show_traceback(verdict, restart=decision.restarts, stopping=stopping)
         self._act(verdict, decision, answer)
         tell_ranks(context, verdict)
-        return self._resolve(verdict, decision, answer, usage=usage, stopping=stopping)
+        resolution = self._resolve(verdict, decision, answer, usage=usage, stopping=stopping)
+        return replace(resolution, needs_all_hosts=needs_hosts)
 
     def _explained(self, verdict: Verdict) -> Verdict:
         """Return the verdict on what has caused a fault of the ranks; their own sentence follows its."""

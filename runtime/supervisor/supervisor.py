@@ -149,6 +149,7 @@ class Supervisor:
         """The snapshot that the ranks of this attempt load from memory."""
         self._host_lost = self._hosts_awaited = ""
         self._hosts_can_meet = True
+        self._admits_from: tuple[int, int] | None = None
         self._start_not_before = 0.0
         self.has_ranks = False
         """False while the agent waits in a rendezvous, during which `poll` is not called."""
@@ -249,6 +250,7 @@ class Supervisor:
     def attempt_started(self, ranks: RankGroup) -> None:
         """Begin to watch the ranks, which are running now."""
         self.has_ranks, self._host_lost, self._hosts_awaited = True, "", ""
+        self._admits_from = None
         self._ranks_started_at = time.monotonic()
         pids = self.attempt.by_rank(ranks.pids)
         self._hangs.begin_attempt(self.attempt, self.board, pids)
@@ -264,6 +266,12 @@ class Supervisor:
         self._reporter.notify(f"{how or 'nodes joined or left'}; restarting all ranks")
         self.has_ranks = False
         self.lifecycle.fire(RunEvent.membership_changed)
+
+    def admits_hosts(self) -> bool:
+        """Whether rank 0's host has a newer checkpoint than when it was asked first in this attempt."""
+        if self._admits_from is None:
+            self._admits_from = self.history.highest_checkpoint
+        return not self.history.node and self.history.highest_checkpoint > self._admits_from
 
     def host_lost(self, sentence: str, *, can_meet: bool = True) -> None:
         """Take into account, at the next poll, that another host with ranks is lost.
@@ -488,7 +496,8 @@ class Supervisor:
             exits_unseen_since=max(self._previous_poll_at, self._ranks_started_at),
         )
         if resolution.restart:
-            return self._start_again(delay_seconds=resolution.delay_seconds)
+            directive = self._start_again(delay_seconds=resolution.delay_seconds)
+            return Directive.await_all if resolution.needs_all_hosts else directive
         self._hangs.write_phase_durations()
         self._live.journal.sync()
         return self._end(resolution.event, resolution.exit_code, resolution.sentence)

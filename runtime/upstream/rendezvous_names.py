@@ -119,6 +119,11 @@ def _write(handler: Any, change: Callable[[Any], None]) -> None:
             return
 
 
+def require(handler: Any, hosts: int) -> None:
+    """Let no round of the handler be complete with fewer hosts."""
+    object.__setattr__(handler.settings, "min_nodes", hosts)
+
+
 def this_node(handler: Any) -> Any:
     """Return how the handler names its host."""
     return handler._this_node

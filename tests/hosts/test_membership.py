@@ -17,6 +17,7 @@ SCRIPT = (str(SCRIPTS / TRAINER), "--output-dir", "ours", "--max-steps", str(STE
 DEAD_SECONDS, SILENT_SECONDS = 3.0, 10.0
 HANDLED_SECONDS = 1.5
 """From the declaration of a loss to the incident, with evidence on disk."""
+START_SECONDS = 180.0
 WARM_SECONDS = 8.0
 """In which a spare imports what its ranks need, on a machine of two cores."""
 
@@ -31,7 +32,7 @@ def _with_spare(made: list, folder: Path) -> list[HostRun]:
     for run in runs[:2]:
         run.start()
     for run in runs[:2]:
-        run.until_step(HELD - 1)
+        run.until_step(HELD - 1, timeout_seconds=START_SECONDS)
     runs[2].start().until(lambda events: "as a spare" in runs[2].printed())
     return runs
 
@@ -84,7 +85,7 @@ def test_a_cut_of_60_s_ends_one_side_that_takes_part_again(tmp_path: Path) -> No
             for run in runs:
                 run.start()
             for run in runs:
-                run.until_step(HELD - 1)
+                run.until_step(HELD - 1, timeout_seconds=START_SECONDS)
             made[1].cut()
             cut_at = time.monotonic()
             runs[0].until_event("incident", cause="node_lost")
@@ -118,7 +119,7 @@ def test_a_host_that_gives_up_ends_the_run_on_all_hosts(tmp_path: Path) -> None:
             for run in runs:
                 run.start()
             for run in runs:
-                run.until_step(HELD - 1)
+                run.until_step(HELD - 1, timeout_seconds=START_SECONDS)
             runs[1].kill(1)
             killed_at = time.monotonic()
             for run in runs:

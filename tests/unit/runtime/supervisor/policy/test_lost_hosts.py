@@ -42,7 +42,7 @@ def test_hosts_that_are_lost_again_and_again_end_the_run() -> None:
     decisions = [_lost(made, 1000.0 + 70 * at) for at in range(12)]
     assert [decision.action for decision in decisions[:10]] == [Action.restart] * 10
     ends = decisions[10]
-    assert ends.reason.startswith("hosts were lost 11 times in 11 min 40 s without a newer checkpoint; ")
+    assert ends.reason.startswith("hosts were lost 11 times in 12 min without a newer checkpoint; ")
 
 
 def test_a_lost_endpoint_ends_the_run_at_once() -> None:
