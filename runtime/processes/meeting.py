@@ -131,6 +131,7 @@ class Meeting(RendezvousHandler):
             if time.monotonic() - self._began_at > self._limit_seconds:
                 raise HostsLostError(f"{self.place} has not answered within {self._limit_seconds} s.")
             time.sleep(LOOK_SECONDS)
+        rendezvous_names.name_uniquely()
         self._handler = rendezvous_registry.get_rendezvous_handler(self._parameters)
         node, store = rendezvous_names.this_node(self._handler), rendezvous_names.store(self._handler)
         with contextlib.suppress(DistError):  # then joining fails, too

@@ -9,6 +9,7 @@ keep-alive: it costs no further requests, and cannot disagree with the members.
 from __future__ import annotations
 
 import pickle
+import secrets
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -117,6 +118,15 @@ def _write(handler: Any, change: Callable[[Any], None]) -> None:
         done = backend.set_state(pickle.dumps(state), found[1])
         if done is not None and done[2]:
             return
+
+
+def name_uniquely() -> None:
+    """Tell the next handler of this process from any other: torch names a host by its address and pid, which
+    are the same again after a container has been started again.
+    """
+    from torch.distributed.elastic.rendezvous.dynamic_rendezvous import DynamicRendezvousHandler
+
+    DynamicRendezvousHandler._node_desc_generator._local_id = secrets.randbits(32)
 
 
 def require(handler: Any, hosts: int) -> None:

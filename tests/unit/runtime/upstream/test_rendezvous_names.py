@@ -31,7 +31,13 @@ def test_what_is_written_into_the_state_reaches_all_hosts() -> None:
     parameters = RendezvousParameters(
         "c10d", f"localhost:{free_port()}", "pair", 2, 2, local_addr="localhost", keep_alive_interval=1
     )
-    first, second = (registry.get_rendezvous_handler(parameters) for _ in range(2))
+    rendezvous_names.name_uniquely()
+    first = registry.get_rendezvous_handler(parameters)
+    rendezvous_names.name_uniquely()
+    second = registry.get_rendezvous_handler(parameters)
+    names = [rendezvous_names.this_node(handler) for handler in (first, second)]
+    assert abs(names[0].local_id - names[1].local_id) > 1
+    assert names[0].pid == names[1].pid
     joining = threading.Thread(target=second.next_rendezvous)
     joining.start()
     first.next_rendezvous()
@@ -53,6 +59,8 @@ def test_what_is_written_into_the_state_reaches_all_hosts() -> None:
         assert seen.ended is not None
         assert (seen.ended.exit_code, seen.ended.sentence) == (93, "it gave up")
         assert seen.ended.known_by == {lost, rendezvous_names.this_node(first)}
+    rendezvous_names.require(first, 3)
+    assert first._op_executor._settings.min_nodes == first._state_holder._settings.min_nodes == 3
     first.shutdown()
 
 
