@@ -278,6 +278,8 @@ class Meeting(RendezvousHandler):
         seen = rendezvous_names.view(self._handler)
         if seen.is_spare:
             return f"waiting at {self.place} as a spare: {counted(len(seen.participants), 'host')} have ranks"
+        if len(seen.participants) >= self._needed and not seen.complete:
+            return f"{counted(len(seen.participants), 'host')} are at {self.place} and wait a moment for more"
         return f"waiting for {self._missing()} of {counted(self._needed, 'host')} at {self.place}, {clock}"
 
     def _missing(self) -> int:

@@ -13,8 +13,7 @@ from collections.abc import Sized
 from typing import Any
 
 from grpo_run.runtime.errors import HostsMissingError
-from grpo_run.runtime.memory.deepspeed import explicit_sizes
-from grpo_run.runtime.memory.script_settings import record_of
+from grpo_run.runtime.memory.script_settings import record_of, settings_of
 from grpo_run.runtime.rank.session import Session
 from grpo_run.runtime.upstream.trainer_kinds import generates_rollouts
 
@@ -36,10 +35,10 @@ def keep_batch(session: Session, trainer: Any) -> None:
         raise HostsMissingError(f"cannot continue with {here} of {full} ranks: {why}; waiting for all hosts")
     vars(trainer)[_KEPT] = True
     record_of(args).keep(args)  # what the script has set stays known
-    args.gradient_accumulation_steps = before * full // here
+    steps = args.gradient_accumulation_steps = before * full // here
     session.warn(
-        f"{here} of {full} ranks: gradient_accumulation_steps is {args.gradient_accumulation_steps} instead of"
-        f" {before}, so that every step takes the same samples"
+        f"{here} of {full} ranks: gradient_accumulation_steps is {steps} instead of {before}, so that every step"
+        " takes the same samples"
     )
 
 
@@ -50,7 +49,7 @@ def _why_not(trainer: Any, full: int, here: int) -> str:
     samples = args.per_device_train_batch_size * steps * full
     if generates_rollouts(trainer):
         return "each rank draws its own completions"
-    if sizes := ", ".join(explicit_sizes(args)):
+    if sizes := ", ".join(settings_of(args)["explicit_sizes"]):
         return f"the batch is also set by {sizes}"
     if steps * full % here:
         return f"gradient_accumulation_steps {steps} x {full} ranks cannot be divided among {here}"

@@ -17,8 +17,10 @@ def _trainer(steps: int = 2, data: Any = range(24), kind: type = object, **setti
         per_device_train_batch_size=2, gradient_accumulation_steps=steps, gradient_checkpointing=False,
         deepspeed_plugin=None, deepspeed=None, **settings,
     )  # fmt: skip
-    return type("Trainer", (kind,), {})() if kind is not object else SimpleNamespace(
-        args=args, train_dataset=data
+    return (
+        type("Trainer", (kind,), {})()
+        if kind is not object
+        else SimpleNamespace(args=args, train_dataset=data)
     )
 
 
