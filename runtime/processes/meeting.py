@@ -76,6 +76,7 @@ class Meeting(RendezvousHandler):
         self._limit_seconds = parameters.get_as_int("join_timeout", JOIN_SECONDS) or JOIN_SECONDS
         self._serves = rendezvous_names.serves(parameters)
         self._handler: Any = None
+        self._backend: Any = None
         self._began_at: float | None = None
         self._members: dict[Any, int] = {}
         self._endpoint_node = ""
@@ -132,7 +133,9 @@ class Meeting(RendezvousHandler):
                 raise HostsLostError(f"{self.place} has not answered within {self._limit_seconds} s.")
             time.sleep(LOOK_SECONDS)
         rendezvous_names.name_uniquely()
-        self._handler = rendezvous_registry.get_rendezvous_handler(self._parameters)
+        handler = rendezvous_registry.get_rendezvous_handler(self._parameters)
+        self._backend = rendezvous_names.connect(handler)
+        self._handler = handler
         node, store = rendezvous_names.this_node(self._handler), rendezvous_names.store(self._handler)
         with contextlib.suppress(DistError):  # then joining fails, too
             if self._serves:  # before any host can have met this one
@@ -181,7 +184,7 @@ class Meeting(RendezvousHandler):
         this = rendezvous_names.this_node(self._handler)
         if seen.ended is not None and this not in seen.ended.known_by and not self._dead_endpoint:
             with contextlib.suppress(RendezvousConnectionError):  # nobody waits for that any more
-                rendezvous_names.end(self._handler, *seen.ended[:2])
+                rendezvous_names.end(self._backend, this, *seen.ended[:2])
 
     def _look_at_hosts(self, members: AbstractSet[Any], seen: rendezvous_names.View) -> str:
         """Declare hosts lost that are; return which of the members is one, empty if none is."""
@@ -195,9 +198,9 @@ class Meeting(RendezvousHandler):
             why = signs.why_lost(
                 answer, seen.beats.get(node), asked_at=asked_at, dropped=node in gone & before
             )
-            if why and rendezvous_names.read_now(self._handler).ended is None:  # else it has said why
+            if why and self._read().ended is None:  # else it has said why
                 lost = f"Host {node.addr} is lost: {why}."
-                rendezvous_names.declare_lost(self._handler, node, lost)
+                rendezvous_names.declare_lost(self._backend, node, lost)
                 text = text or (lost if node in members else "")
         return text
 
@@ -249,13 +252,18 @@ class Meeting(RendezvousHandler):
         with contextlib.suppress(RendezvousConnectionError):  # the endpoint is gone: all know
             if finished and not self._serves:
                 return
-            rendezvous_names.end(self._handler, exit_code, f"Host {this.addr} {ENDS[exit_code]}: {sentence}")
+            rendezvous_names.end(
+                self._backend, this, exit_code, f"Host {this.addr} {ENDS[exit_code]}: {sentence}"
+            )
             while self._serves:  # what is written here goes with this process
-                seen = rendezvous_names.read_now(self._handler)
-                others = seen.spares | seen.waiting if finished else seen.beats.keys()
+                seen = self._read()
+                others = seen.beats.keys() - (self._members.keys() if finished else set())
                 if seen.ended is None or others <= {*seen.ended.known_by, this}:
                     return
                 time.sleep(AGAIN_SECONDS)
+
+    def _read(self) -> rendezvous_names.View:
+        return rendezvous_names.read_now(self._handler, self._backend)
 
     def check(self) -> None:
         """Called while the host waits for others.

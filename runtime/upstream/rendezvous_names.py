@@ -80,7 +80,19 @@ def _view(handler: Any, state: Any, read_at: float) -> View:
     )
 
 
-def declare_lost(handler: Any, node: Any, why: str) -> None:
+def connect(handler: Any) -> Any:
+    """Return a backend of the handler's state with a connection of its own.
+
+    That of the handler is locked while it waits for a key, as at the end of a run.
+    """
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]
+    from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRendezvousBackend
+
+    store = TCPStore(handler._store.host, handler._store.port, is_master=False, wait_for_workers=False)
+    return C10dRendezvousBackend(store, handler.get_run_id())
+
+
+def declare_lost(backend: Any, node: Any, why: str) -> None:
     """Let torch drop a host at once, on all hosts, and say why. Waits for the store."""
 
     def change(state: Any) -> None:
@@ -88,27 +100,24 @@ def declare_lost(handler: Any, node: Any, why: str) -> None:
             state.last_heartbeats[node] = LONG_AGO
         setattr(state, LOST, {**getattr(state, LOST, {}), node: why})
 
-    _write(handler, change)
+    _write(backend, change)
 
 
-def end(handler: Any, exit_code: int, sentence: str) -> None:
-    """Say how this host has ended the run, unless another one has, and that this one knows. Waits for the
-    store.
-    """
+def end(backend: Any, node: Any, exit_code: int, sentence: str) -> None:
+    """Say how a host has ended the run, unless another one has, and that it knows. Waits for the store."""
 
     def change(state: Any) -> None:
         code, text, known_by = getattr(state, ENDED, None) or (exit_code, sentence, ())
-        setattr(state, ENDED, (code, text, frozenset({*known_by, handler._this_node})))
+        setattr(state, ENDED, (code, text, frozenset({*known_by, node})))
 
-    _write(handler, change)
+    _write(backend, change)
 
 
-def _write(handler: Any, change: Callable[[Any], None]) -> None:
+def _write(backend: Any, change: Callable[[Any], None]) -> None:
     """Change the state at the endpoint, as torch does: again if another host was faster.
 
     torch's own copy is left alone: another thread may use it.
     """
-    backend = handler._state_holder._backend
     for _ in range(WRITE_TRIES):
         found = backend.get_state()
         if found is None:  # no host has come yet
@@ -139,9 +148,9 @@ def this_node(handler: Any) -> Any:
     return handler._this_node
 
 
-def read_now(handler: Any) -> View:
+def read_now(handler: Any, backend: Any) -> View:
     """Read the state; waits for the store."""
-    found = handler._state_holder._backend.get_state()
+    found = backend.get_state()
     state = pickle.loads(found[0]) if found is not None else handler._state_holder.state
     return _view(handler, state, time.monotonic())
 

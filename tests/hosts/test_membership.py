@@ -128,3 +128,23 @@ def test_a_host_that_gives_up_ends_the_run_on_all_hosts(tmp_path: Path) -> None:
     last = runs[0].printed().strip().splitlines()[-1]
     assert "Host node1 gave up: Rank 1 was killed by SIGKILL" in last
     assert runs[0].status()["state"] == "failed"
+
+
+def test_a_host_that_has_finished_does_not_wait_for_a_lost_one(tmp_path: Path) -> None:
+    """Its ranks are done: it ends with 0, and not after the 300 s in which the others may end."""
+    late = tmp_path / "ends_late.py"
+    late.write_text(
+        f"import os, runpy, sys, time\nsys.path.insert(0, {str(SCRIPTS)!r})\n"
+        f"runpy.run_path({SCRIPT[0]!r}, run_name='__main__')\n"
+        "time.sleep(300 * int(os.environ['RANK']))\n"
+    )
+    with hosts(tmp_path, 2) as made:
+        runs = [HostRun(host, tmp_path, str(late), *SCRIPT[1:]) for host in made]
+        for run in runs:
+            run.start()
+        runs[0].until_event("rank_completed", timeout_seconds=START_SECONDS)
+        made[1].kill()
+        killed_at = time.monotonic()
+        runs[0].ended(0)
+        assert time.monotonic() - killed_at < SILENT_SECONDS + 5
+    _equal(tmp_path)

@@ -37,8 +37,8 @@ def keep_batch(session: Session, trainer: Any) -> None:
     record_of(args).keep(args)  # what the script has set stays known
     steps = args.gradient_accumulation_steps = before * full // here
     session.warn(
-        f"{here} of {full} ranks: gradient_accumulation_steps is {steps} instead of {before}, so that every step"
-        " takes the same samples"
+        f"{here} of {full} ranks: gradient_accumulation_steps is {steps} instead of {before}, so that every"
+        " step takes the same samples"
     )
 
 

@@ -91,7 +91,7 @@ def _met(node: Node) -> tuple[Meeting, Handler, Network]:
         "c10d", "node0:29500", "pair", 2, 2, is_host=str(node == ONE), join_timeout="40"
     )
     meeting = Meeting(parameters, ask=network)
-    meeting._handler = handler
+    meeting._handler = meeting._backend = handler
     meeting.next_rendezvous()
     meeting.look()
     return meeting, handler, network

@@ -43,9 +43,10 @@ def test_what_is_written_into_the_state_reaches_all_hosts() -> None:
     first.next_rendezvous()
     joining.join(30)
     lost = rendezvous_names.this_node(second)
-    rendezvous_names.declare_lost(first, lost, "why")
-    rendezvous_names.end(first, 93, "it gave up")
-    rendezvous_names.end(second, 2, "later")
+    backend = rendezvous_names.connect(first)
+    rendezvous_names.declare_lost(backend, lost, "why")
+    rendezvous_names.end(backend, names[0], 93, "it gave up")
+    rendezvous_names.end(rendezvous_names.connect(second), lost, 2, "later")
     deadline = time.monotonic() + 20
     seen = rendezvous_names.view(first)
     while lost in seen.participants and time.monotonic() < deadline:  # until its keep-alive reads it
@@ -53,7 +54,7 @@ def test_what_is_written_into_the_state_reaches_all_hosts() -> None:
         seen = rendezvous_names.view(first)
     time.sleep(2.5)  # until it has been written again
     for handler in (first, second):
-        seen = rendezvous_names.read_now(handler)
+        seen = rendezvous_names.read_now(handler, backend)
         assert lost not in seen.participants
         assert seen.lost == {lost: "why"}
         assert seen.ended is not None
