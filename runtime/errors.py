@@ -4,6 +4,7 @@
     ├── UsageError(ValueError)        the user can correct it; exit code 2, one line, nothing is lost
     │   ├── ConfigError               a setting, a recipe or a configuration file is wrong
     │   │   └── MissingPackageError   a package that a command needs is not installed (names what to install)
+    │   ├── HostsMissingError         the script's batch cannot be kept with fewer hosts
     │   └── RunDirectoryError         the run directory cannot be used, or is in use
     ├── ConsensusError                ranks disagree where they must agree (names the ranks and the values)
     ├── CheckpointError               a checkpoint is incomplete or damaged (names the file and the reason)
@@ -11,7 +12,7 @@
     ├── ResumeMismatchError           a restarted script does not continue its train() calls
     ├── NoHeadroomError               not enough memory for a snapshot (names the limit); goes to disk
     ├── IllegalTransition             a lifecycle event is illegal in the present state; a bug in grpo-run
-    ├── HostsLostError                the hosts of a run cannot meet; another allocation may work
+    ├── HostsLostError                the hosts of a run cannot meet, or one has ended it for all
     └── ProcessError                  a process could not be started, or survived SIGKILL
 
     Stopped(SystemExit)               exits the user's script after an agreed stop; not an error
@@ -57,6 +58,10 @@ class MissingPackageError(ConfigError):
     """A package that a command needs is not installed."""
 
 
+class HostsMissingError(UsageError):
+    """The script's batch cannot be kept with fewer hosts; the run waits for all of them."""
+
+
 class ConsensusError(GrpoRunError):
     """Ranks disagree at a point where they must agree."""
 
@@ -91,7 +96,14 @@ class ProcessError(GrpoRunError):
 class HostsLostError(GrpoRunError):
     """The hosts of a run cannot meet, or have lost the one where they meet. The run ends with 75: the same
     commands continue it, on these hosts or on others.
+
+    Args:
+        exit_code: another one if a host has ended the run of all with it.
     """
+
+    def __init__(self, sentence: str, *, exit_code: int = EXIT_STOPPED) -> None:
+        super().__init__(sentence)
+        self.exit_code = exit_code
 
 
 class Stopped(SystemExit):

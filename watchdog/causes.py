@@ -41,7 +41,6 @@ class Cause(TextEnum):
     nonfinite = "nonfinite"
     learning_collapse = "learning_collapse"
     no_progress = "no_progress"
-    preempted = "preempted"
     stopped = "stopped"
     node_lost = "node_lost"
     unknown = "unknown"

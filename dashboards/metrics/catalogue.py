@@ -48,7 +48,7 @@ RUN_STATES = (*(state.value for state in RunState), UNKNOWN)
 PHASES = tuple(phase.name for phase in Phase)
 RANK_STATES = tuple(state.name for state in RankState if state is not RankState.absent)
 
-NO_VERDICT = (Cause.disk_full, Cause.checkpoint_corrupt, Cause.preempted)
+NO_VERDICT = (Cause.disk_full, Cause.checkpoint_corrupt)
 """The causes that no verdict has yet; they are not exported."""
 INCIDENT_CAUSES = tuple(cause for cause in Cause if cause not in NO_VERDICT)
 

@@ -182,6 +182,8 @@ class History:
     committed_in_attempt: int = 0
     """How many commits the present attempt has had; steps that follow each other fast share one."""
     supervisors: int = 0
+    times_lost: int = 0
+    """How often this host's supervisor has ended without an end of the run, with ranks on other hosts."""
     ranks_stopped: bool = False
     """Whether a rank of the present attempt has exited after an agreed stop."""
     phases: dict[PhaseKey, Durations] = field(default_factory=dict)
@@ -357,6 +359,8 @@ class History:
         self.run_id = event.run or self.run_id
         if self.ended_early is not None:
             self.calls.reopen()
+        if self.attempts and self.exit_code is None and self.world_size > (event.world_size_local or 0):
+            self.times_lost += 1
         self.supervisors += 1
         self.recoveries_at_start = len(self.recoveries)
         self.fresh_because = ""
@@ -386,6 +390,8 @@ class History:
 
     def _train_started(self, event: TrainStarted) -> None:
         if event.rank not in (0, None):
+            if self.node:  # only rank 0's host is told of checkpoints
+                self._progressed(event.train_call, event.step or 0)
             return
         call, resumed = event.train_call, event.step or 0
         self.train_call, self.target_steps = call, event.target_steps or 0

@@ -14,6 +14,7 @@ from grpo_run.runtime.errors import EXIT_FINISHED, EXIT_GAVE_UP, EXIT_STOPPED
 from grpo_run.runtime.history import no_trainer_script
 from grpo_run.runtime.history.history import History
 from grpo_run.runtime.history.recovery import most_repeated
+from grpo_run.watchdog.text import counted
 
 
 def summarize(state: str, history: History, exit_code: int | None = None) -> str:
@@ -40,6 +41,9 @@ def summarize(state: str, history: History, exit_code: int | None = None) -> str
     faults = {0: "no faults", 1: "1 fault recovered"}.get(recovered, f"{recovered} faults recovered")
     if history.recoveries and not recovered:
         faults = "no fault recovered"
+    if history.times_lost:
+        lost = f"this host lost {counted(history.times_lost, 'time')}"
+        faults = f"{faults}, {lost}" if history.recoveries else lost
     if repeated := most_repeated(history.recoveries):
         faults = f"{faults}, {repeated}"
     trained = history.counts_steps

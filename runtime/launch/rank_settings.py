@@ -57,6 +57,8 @@ class RankSettings(pydantic.BaseModel):
     """The snapshot in memory that the ranks load; None if they load a checkpoint from disk, or nothing."""
     features: dict[str, dict[str, Any]] = {}
     """What features have for the rank, by their names."""
+    full_world_size: int = 0
+    """Ranks of all hosts that the run may have; 0 if their number is fixed."""
     cpus: tuple[int, ...] = ()
     """CPUs that the rank may use; empty for those that it inherits."""
 

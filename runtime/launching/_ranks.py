@@ -41,9 +41,9 @@ LONELY_KEEP_ALIVE_SECONDS = 60
 """How often a node without others tells its rendezvous that it is alive, at a cost of 2 ms each; torch's
 default is 5 s."""
 BEAT_SECONDS = 1
-LOST_BEATS = 9
-"""A host that has not said for so many beats that it is alive is out of the rendezvous. torch's default, 3 of
-5 s, delays every recovery from a lost host by 15 s. Beats are up to 2 s old where nothing is wrong."""
+LOST_BEATS = 20
+"""torch drops a host that has not beaten for so long, should nothing else have proved its loss: what a
+host sends during a cut of 8 s arrives up to 13 s later, and clocks may differ."""
 NO_SHARED_STORE = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
 """Without it torch keeps the address of the store that rank 0's host has served to the ranks, and does not
 tell it to a host that joins later: the newcomer waits for it in vain. Our ranks use another store."""
@@ -96,6 +96,8 @@ def build_agent(
         os.environ.setdefault(NO_SHARED_STORE, "1")
         elastic.rdzv_configs.setdefault("keep_alive_interval", BEAT_SECONDS)
         elastic.rdzv_configs.setdefault("keep_alive_max_attempt", LOST_BEATS)
+    ranged = elastic.min_nodes < elastic.max_nodes
+    full_world_size = elastic.max_nodes * elastic.nproc_per_node if ranged else 0
     spec = WorkerSpec(
         role=elastic.role,
         local_world_size=elastic.nproc_per_node,
@@ -113,7 +115,10 @@ def build_agent(
         controller=supervisor,
         entry=ENTRY,
         environment={**config.environment, VARIABLE: options.signals_to_handle},
-        variables=lambda rank, world_size: {**marks, **rank_environment(supervisor, rank, world_size)},
+        variables=lambda rank, world_size: {
+            **marks,
+            **rank_environment(supervisor, rank, world_size, full_world_size),
+        },
         preloaded=lambda: are_forked(supervisor),
         elastic=elastic.max_nodes > 1,
         helpers=helpers,
@@ -169,7 +174,9 @@ def are_forked(supervisor: Supervisor) -> bool:
     return supervisor.config.preload and not supervisor.history.fresh_because
 
 
-def rank_environment(supervisor: Supervisor, rank: int, world_size: int) -> dict[str, str]:
+def rank_environment(
+    supervisor: Supervisor, rank: int, world_size: int, full_world_size: int = 0
+) -> dict[str, str]:
     """Return the environment variables that the bootstrap of one rank reads."""
     config, files = supervisor.config, supervisor.attempt.files
     settings = RankSettings(
@@ -189,6 +196,7 @@ def rank_environment(supervisor: Supervisor, rank: int, world_size: int) -> dict
         attempt_started_at=time.time(),
         expected_snapshot=supervisor.expected_snapshot,
         features=supervisor.rank_settings(rank),
+        full_world_size=full_world_size,
         cpus=config.rank_cpus[rank % len(config.rank_cpus)] if config.rank_cpus else (),
     )
     environment = settings.to_environment()

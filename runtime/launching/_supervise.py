@@ -133,7 +133,11 @@ def _supervise(
         stop_signals = _run_agent(agent, supervisor, stops, launch, directory, token)
     finally:
         note_signals()  # no signal may interrupt what follows
-        for part in (supervisor.end_features, guardian.end, output.stop, screen.stop):
+
+        def leave() -> None:
+            agent.leave(supervisor.exit_code, supervisor.sentence)
+
+        for part in (leave, supervisor.end_features, guardian.end, output.stop, screen.stop):
             try:
                 part()
             except Exception as error:  # noqa: BLE001 - how the run has ended does not depend on its display
@@ -181,7 +185,7 @@ def _run_agent(
     except StoppedWithoutRanks as stopped:
         supervisor.stop_without_ranks(str(stopped))
     except HostsLostError as error:
-        supervisor.end_without_hosts(str(error))
+        supervisor.end_without_hosts(str(error), error.exit_code)
     except (ProcessError, RendezvousError, DistError) as error:
         # ranks could not be started, or the nodes could not meet
         supervisor.give_up(_not_started(error, launch))

@@ -9,6 +9,7 @@ not watch ranks, judge or report.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import signal
 import threading
@@ -24,6 +25,7 @@ from torch.distributed.elastic.agent.server.api import RunResult, Worker, Worker
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
 
+from grpo_run.runtime.errors import HostsLostError
 from grpo_run.runtime.processes.helpers import Helpers
 from grpo_run.runtime.processes.meeting import Meeting
 from grpo_run.runtime.processes.ranks import RankGroup, RankSpec
@@ -45,6 +47,8 @@ class Directive(Enum):
     """Continue to monitor the ranks."""
     restart = "restart"
     """Terminate the remaining ranks and start another attempt."""
+    await_all = "await_all"
+    """The same, when as many hosts are there as the run may have."""
     finished = "finished"
     """All local ranks have completed; wait for the other nodes, then return."""
     stopped = "stopped"
@@ -76,11 +80,17 @@ class AttemptController(Protocol):
     def seconds_to_poll(self) -> float:
         """How soon it asks to be polled again; infinite if the monitor interval is soon enough."""
 
-    def membership_changed(self) -> None:
+    def membership_changed(self, how: str) -> None:
         """Nodes joined or left; all ranks are about to be restarted."""
 
-    def host_lost(self, sentence: str) -> None:
-        """Another host that has ranks is lost; called again as long as it is, before `poll`."""
+    def admits_hosts(self) -> bool:
+        """Whether all ranks may be restarted for hosts that join, because little would be repeated."""
+
+    def host_lost(self, sentence: str, *, can_meet: bool) -> None:
+        """Another host that has ranks is lost; called again as long as it is, before `poll`.
+
+        Without the endpoint the others cannot meet again.
+        """
 
     def hosts_awaited(self, text: str) -> None:
         """Other hosts are waited for, or no longer: then the text is empty."""
@@ -269,11 +279,17 @@ class Agent(LocalElasticAgent):
             assert self._ranks is not None
             exits = self._ranks.wait(min(interval, self._controller.seconds_to_poll()))
             self._helpers.poll()
-            if self._meeting is not None and self._meeting.lost:
-                self._controller.host_lost(self._meeting.lost)
+            if self._meeting is not None:
+                if any(not exit.completed for exit in exits):
+                    self._meeting.look_soon()
+                if self._meeting.lost:
+                    self._controller.host_lost(self._meeting.lost, can_meet=self._meeting.can_meet)
             directive = self._controller.poll(self._ranks, exits)
+            if directive is Directive.monitor and self._meeting is not None:
+                self._meeting.check_ended()
             if directive is Directive.monitor and self._elastic and self._nodes_wait():
-                self._controller.membership_changed()
+                how = self._meeting.change_text() if self._meeting is not None else ""
+                self._controller.membership_changed(how)
                 directive = Directive.restart
             if directive is Directive.monitor:
                 continue
@@ -292,13 +308,27 @@ class Agent(LocalElasticAgent):
             if directive in (Directive.stopped, Directive.terminate):
                 group.state = WorkerState.FAILED
                 return RunResult(state=WorkerState.FAILED)
+            if directive is Directive.await_all and self._meeting is not None:
+                self._meeting.require_all()
             self._restarts += 1
             group.state = WorkerState.STOPPED
             self._initialize_workers(group)
 
     def _await_hosts(self) -> None:
-        """Wait for the ends of the other hosts."""
-        _call_in_thread(self._exit_barrier)
+        """Wait for the ends of the other hosts that can be reached."""
+        with contextlib.suppress(HostsLostError):  # what this host has done stays
+            _call_in_thread(self._exit_barrier, self._check_hosts)
+
+    def _check_hosts(self) -> None:
+        if self._meeting is not None:
+            self._meeting.check()
+            if self._meeting.lost:
+                raise HostsLostError(self._meeting.lost)
+
+    def leave(self, exit_code: int | None, sentence: str) -> None:
+        """Let the other hosts know how the run has ended here, if they must not wait for this one."""
+        if self._meeting is not None:
+            self._meeting.leave(exit_code, sentence)
 
     def _nodes_wait(self) -> bool:
         """Whether nodes wait to join. Asks the rendezvous, which may be on another machine, once per
@@ -308,4 +338,6 @@ class Agent(LocalElasticAgent):
         if now < self._ask_nodes_at:
             return False
         self._ask_nodes_at = now + ASK_NODES_SECONDS
-        return bool(self._worker_group.spec.rdzv_handler.num_nodes_waiting() > 0)
+        if self._worker_group.spec.rdzv_handler.num_nodes_waiting() == 0:
+            return False
+        return self._meeting is None or self._meeting.member_waits() or self._controller.admits_hosts()

@@ -1,24 +1,24 @@
 """Where the supervisors of several hosts meet: torch elastic's c10d rendezvous, with words for waits.
 
-Membership, ranks and rounds are torch's. This adds who is waited for, where, how long and until when, and
-which host is lost. The endpoint is looked for before torch connects to it, so that its absence is a sentence.
-A thread looks once a second at what torch's keep-alive has read last: nothing waits for the network in the
-supervisor's loop. Made by `runtime/launching/_ranks.py`, asked by the agent; decides nothing about the run.
+Membership, ranks and rounds are torch's. This adds who is waited for, where, how long and until when, which
+host is lost, and that one has ended the run. The endpoint is looked for before torch connects to it, so that
+its absence is a sentence. A thread looks twice a second at what torch's keep-alive has read last, and
+at ports: the supervisor's loop does not wait for the network. Made by `runtime/launching/_ranks.py`, asked by
+the agent; decides nothing about the run.
 
-A host is lost if torch has dropped it, after nine beats, and it cannot be reached either, or another one has
-come to take its place: what is sent to a host that was cut off for some seconds arrives later than a new
-connection. The endpoint's host is lost if the port is closed, or silent for as long.
+The host of the endpoint looks at all others and writes into torch's state which one is lost (see
+`signs_of_life.py`); torch then drops it everywhere. The others look at the endpoint. A host that is cut off
+takes it for lost, as one cannot see from there which of the two it is.
 """
 
 from __future__ import annotations
 
 import contextlib
-import socket
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from collections.abc import Set as AbstractSet
-from enum import Enum
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from torch.distributed import DistError
@@ -31,39 +31,31 @@ from torch.distributed.elastic.rendezvous import (
 )
 from torch.distributed.elastic.rendezvous import registry as rendezvous_registry
 
-from grpo_run.runtime.errors import HostsLostError
+from grpo_run.runtime.errors import EXIT_FINISHED, EXIT_GAVE_UP, EXIT_USAGE, HostsLostError
+from grpo_run.runtime.processes.signs_of_life import (
+    AGAIN_SECONDS,
+    LOOK_SECONDS,
+    Answer,
+    Signs,
+    listen,
+    own_address,
+    probe,
+)
 from grpo_run.runtime.upstream import rendezvous_names
 from grpo_run.watchdog.text import counted
 
 JOIN_SECONDS = 600
 """torch's default for `--rdzv-conf join_timeout`."""
-LOOK_SECONDS = 1.0
-DEAD_SECONDS = 3.0
-"""A store that was not read for so long is looked at with a connection of its own."""
-SILENT_SECONDS = 9.0
-PROBE_SECONDS = 2.0
-"""A connection repeats its first packet after one second."""
 ENDPOINT_KEY = "grpo_run/endpoint"
-
-
-class Answer(Enum):
-    """What a host answers to a new connection."""
-
-    accepted = "accepted"
-    refused = "refused"
-    """It is up, and nobody serves the port."""
-    silent = "silent"
-
-
-def probe(host: str, port: int) -> Answer:
-    """Connect to a port of a host for a moment."""
-    try:
-        socket.create_connection((host, port), PROBE_SECONDS).close()
-    except ConnectionRefusedError:
-        return Answer.refused
-    except OSError:  # also a name that cannot be resolved yet
-        return Answer.silent
-    return Answer.accepted
+ALIVE_KEY = "grpo_run/alive/"
+"""Where a host can be reached that has this name in torch's rendezvous."""
+SOON_SECONDS = 0.5
+LEAVE_SECONDS = 6.0
+"""How long a host that ends the run waits until the others have read that."""
+MOST_PROBES = 32
+"""At the same time."""
+ENDS = {EXIT_GAVE_UP: "gave up", EXIT_USAGE: "was refused", EXIT_FINISHED: "has finished the run"}
+"""Exit codes with which one host ends the run of all, and of spares."""
 
 
 class Meeting(RendezvousHandler):
@@ -79,15 +71,21 @@ class Meeting(RendezvousHandler):
     ) -> None:
         self._parameters = parameters
         self._ask = ask
+        self._needed = parameters.min_nodes
         self._host, self._port = rendezvous_names.endpoint(parameters)
         self._limit_seconds = parameters.get_as_int("join_timeout", JOIN_SECONDS) or JOIN_SECONDS
         self._serves = rendezvous_names.serves(parameters)
         self._handler: Any = None
+        self._backend: Any = None
         self._began_at: float | None = None
         self._members: dict[Any, int] = {}
         self._endpoint_node = ""
         self._dead_endpoint = ""
         self._gone: AbstractSet[Any] = frozenset()
+        self._places: dict[Any, tuple[str, int] | None] = {}
+        self._signs: dict[Any, Signs] = {}
+        self._pool = ThreadPoolExecutor(MOST_PROBES, "grpo-run-probe")
+        self._wake, self._looked = threading.Event(), threading.Event()
         self.lost = ""
         """Which host that has ranks is lost, as a sentence; empty while none is."""
 
@@ -95,6 +93,11 @@ class Meeting(RendezvousHandler):
     def place(self) -> str:
         """The endpoint, as the user has written it or as torch has completed it."""
         return f"{self._host}:{self._port}"
+
+    @property
+    def can_meet(self) -> bool:
+        """Whether the endpoint is not lost, as far as is known."""
+        return not self._dead_endpoint
 
     def next_rendezvous(self) -> RendezvousInfo:
         """Meet the other hosts. Called in a thread of its own, while `wait_text` is shown.
@@ -113,7 +116,7 @@ class Meeting(RendezvousHandler):
             missing = self._missing()
             verb = "has" if missing == 1 else "have"
             raise HostsLostError(
-                f"{missing} of {counted(self._parameters.min_nodes, 'host')} {verb} not come to {self.place}"
+                f"{missing} of {counted(self._needed, 'host')} {verb} not come to {self.place}"
                 f" within {self._limit_seconds} s."
             ) from None
         except RendezvousConnectionError:
@@ -129,10 +132,17 @@ class Meeting(RendezvousHandler):
             if time.monotonic() - self._began_at > self._limit_seconds:
                 raise HostsLostError(f"{self.place} has not answered within {self._limit_seconds} s.")
             time.sleep(LOOK_SECONDS)
-        self._handler = rendezvous_registry.get_rendezvous_handler(self._parameters)
-        if self._serves:  # before any host can have met this one
-            node = rendezvous_names.this_node(self._handler)
-            rendezvous_names.store(self._handler).set(ENDPOINT_KEY, repr(node))
+        rendezvous_names.name_uniquely()
+        handler = rendezvous_registry.get_rendezvous_handler(self._parameters)
+        self._backend = rendezvous_names.connect(handler)
+        self._handler = handler
+        node, store = rendezvous_names.this_node(self._handler), rendezvous_names.store(self._handler)
+        with contextlib.suppress(DistError):  # then joining fails, too
+            if self._serves:  # before any host can have met this one
+                store.set(ENDPOINT_KEY, repr(node))
+            else:
+                place = f"{own_address(self._host, self._port)} {listen()}"
+                store.set(f"{ALIVE_KEY}{node!r}", place)
         threading.Thread(target=self._look_on, name="grpo-run-hosts", daemon=True).start()
 
     def _settle(self) -> None:
@@ -146,55 +156,122 @@ class Meeting(RendezvousHandler):
 
     def _look_on(self) -> None:
         while True:
-            time.sleep(LOOK_SECONDS)
+            asked_at = time.monotonic()
             self.look()
+            self._looked.set()
+            self._wake.wait(max(0.0, asked_at + LOOK_SECONDS - time.monotonic()))
+            self._wake.clear()
+
+    def look_soon(self) -> None:
+        """A rank has failed: look at the hosts before that is judged, which takes a moment."""
+        self._looked.clear()
+        self._wake.set()
+        self._looked.wait(SOON_SECONDS)
 
     def look(self) -> None:
         """Find out whether a host is lost. Takes as long as a connection to it may take."""
         seen, members, text = rendezvous_names.view(self._handler), self._members, ""
-        if not self._serves and seen.age_seconds > DEAD_SECONDS:
-            self._dead_endpoint = self._look_at_endpoint(seen.age_seconds)
-            if any(repr(member) == self._endpoint_node for member in members):
-                text = self._dead_endpoint
+        if self._serves:
+            text = self._look_at_hosts(members.keys(), seen)
         else:
-            self._dead_endpoint = ""
-            text = self._look_at_members(members, seen)
+            self._dead_endpoint = self._look_at_endpoint(seen)
+            gone = members.keys() - seen.participants.keys() - seen.waiting
+            text = next((seen.lost[node] for node in sorted(gone) if node in seen.lost), "")
+            if any(repr(member) == self._endpoint_node for member in members):
+                text = text or self._dead_endpoint
         if text and members is self._members:  # else the hosts have met again
             self.lost = text
+        this = rendezvous_names.this_node(self._handler)
+        if seen.ended is not None and this not in seen.ended.known_by and not self._dead_endpoint:
+            with contextlib.suppress(RendezvousConnectionError):  # nobody waits for that any more
+                rendezvous_names.end(self._backend, this, *seen.ended[:2])
 
-    def _look_at_members(self, members: Mapping[Any, int], seen: rendezvous_names.View) -> str:
-        """Return which of the hosts that have ranks is lost; empty if none is."""
-        gone = members.keys() - seen.participants.keys() - seen.waiting
+    def _look_at_hosts(self, members: AbstractSet[Any], seen: rendezvous_names.View) -> str:
+        """Declare hosts lost that are; return which of the members is one, empty if none is."""
+        present = seen.participants.keys() | seen.waiting | seen.spares
+        gone = members - present
         before, self._gone = self._gone, gone  # one that leaves by itself waits a moment later
-        for node in sorted(gone & before):
-            said = f"Host {node.addr} is lost: for {SILENT_SECONDS:.0f} s it has not said that it is alive"
-            if seen.waiting:
-                return f"{said}, and another one waits to take its place."
-            if self._ask(node.addr, self._port) is Answer.silent:
-                return f"{said}, and it cannot be reached."
-        return ""
+        others = (present | (gone - seen.lost.keys())) - {rendezvous_names.this_node(self._handler)}
+        nodes, asked_at, text = sorted(others), time.monotonic(), ""
+        for node, answer in zip(nodes, self._pool.map(self._ask_host, nodes), strict=True):
+            signs = self._signs.setdefault(node, Signs(asked_at))
+            why = signs.why_lost(
+                answer, seen.beats.get(node), asked_at=asked_at, dropped=node in gone & before
+            )
+            if why and self._read().ended is None:  # else it has said why
+                lost = f"Host {node.addr} is lost: {why}."
+                rendezvous_names.declare_lost(self._backend, node, lost)
+                text = text or (lost if node in members else "")
+        return text
 
-    def _look_at_endpoint(self, age_seconds: float) -> str:
-        """Return that nobody serves the endpoint any more; empty if that is not so.
+    def _ask_host(self, node: Any) -> Answer:
+        if (place := self._places.get(node)) is None:
+            store, key = rendezvous_names.store(self._handler), f"{ALIVE_KEY}{node!r}"
+            if not store.check([key]):  # a host without our launcher
+                return Answer.silent
+            address, port = store.get(key).decode().split()
+            place = self._places[node] = (address, int(port))
+        return self._ask(*place)
 
-        Args:
-            age_seconds: of what was read there last.
-        """
+    def _look_at_endpoint(self, seen: rendezvous_names.View) -> str:
+        """Return that nobody serves the endpoint any more; empty if that is not so."""
+        asked_at = time.monotonic()
         answer = self._ask(self._host, self._port)
-        if answer is Answer.refused or (answer is Answer.silent and age_seconds > SILENT_SECONDS):
-            return self._no_answer()
-        return ""
+        signs = self._signs.setdefault(None, Signs(asked_at, reached=True))
+        return self._no_answer() if signs.why_lost(answer, seen.read_at, asked_at=asked_at) else ""
 
     def _no_answer(self) -> str:
         said = f"{self.place}, where the hosts meet, does not answer any more"
         return f"{said}: its host or its supervisor is lost."
 
+    def check_ended(self) -> None:
+        """Called while the host has ranks.
+
+        Raises:
+            HostsLostError: another host has ended the run of all.
+        """
+        if self._handler is not None and (ended := rendezvous_names.view(self._handler).ended) is not None:
+            raise HostsLostError(ended.sentence, exit_code=ended.exit_code)
+
+    def leave(self, exit_code: int | None, sentence: str) -> None:
+        """Let the other hosts know that this one has given up or was refused, and spares that the run has
+        finished. Waits some seconds at most.
+
+        Args:
+            exit_code: of this host; with others, the others may go on without it.
+            sentence: how the run ended here.
+        """
+        if self._handler is None or exit_code not in ENDS or self._dead_endpoint:
+            return
+        telling = threading.Thread(target=self._tell, args=(exit_code, sentence), daemon=True)
+        telling.start()
+        telling.join(LEAVE_SECONDS)
+
+    def _tell(self, exit_code: int, sentence: str) -> None:
+        this, finished = rendezvous_names.this_node(self._handler), exit_code == EXIT_FINISHED
+        with contextlib.suppress(RendezvousConnectionError):  # the endpoint is gone: all know
+            if finished and not self._serves:
+                return
+            rendezvous_names.end(
+                self._backend, this, exit_code, f"Host {this.addr} {ENDS[exit_code]}: {sentence}"
+            )
+            while self._serves:  # what is written here goes with this process
+                seen = self._read()
+                others = seen.beats.keys() - (self._members.keys() if finished else set())
+                if seen.ended is None or others <= {*seen.ended.known_by, this}:
+                    return
+                time.sleep(AGAIN_SECONDS)
+
+    def _read(self) -> rendezvous_names.View:
+        return rendezvous_names.read_now(self._handler, self._backend)
+
     def check(self) -> None:
         """Called while the host waits for others.
 
         Raises:
-            HostsLostError: it waits in vain, because the endpoint is lost.
+            HostsLostError: it waits in vain, because the endpoint is lost or another host has ended the run.
         """
+        self.check_ended()
         if self._dead_endpoint:
             raise HostsLostError(self._dead_endpoint)
 
@@ -209,16 +286,32 @@ class Meeting(RendezvousHandler):
         seen = rendezvous_names.view(self._handler)
         if seen.is_spare:
             return f"waiting at {self.place} as a spare: {counted(len(seen.participants), 'host')} have ranks"
-        return (
-            f"waiting for {self._missing()} of {counted(self._parameters.min_nodes, 'host')} at {self.place},"
-            f" {clock}"
-        )
+        if len(seen.participants) >= self._needed and not seen.complete:
+            return f"{counted(len(seen.participants), 'host')} are at {self.place} and wait a moment for more"
+        return f"waiting for {self._missing()} of {counted(self._needed, 'host')} at {self.place}, {clock}"
 
     def _missing(self) -> int:
         seen = rendezvous_names.view(self._handler)
         here = seen.waiting if seen.complete else seen.participants.keys()
         others = here - {rendezvous_names.this_node(self._handler)}
-        return max(1, self._parameters.min_nodes - 1 - len(others))
+        return max(1, self._needed - 1 - len(others))
+
+    def change_text(self) -> str:
+        """Return which hosts wait to take part, as a clause."""
+        waiting = sorted(rendezvous_names.view(self._handler).waiting)
+        return " and ".join(
+            f"host {node.addr} {'restarts its ranks' if node in self._members else 'joins'}"
+            for node in waiting
+        )
+
+    def member_waits(self) -> bool:
+        """Whether a host with ranks has ended them to start them again."""
+        return not self._members.keys().isdisjoint(rendezvous_names.view(self._handler).waiting)
+
+    def require_all(self) -> None:
+        """Do not go on with fewer hosts than the run may have."""
+        self._needed = self._parameters.max_nodes
+        rendezvous_names.require(self._handler, self._needed)
 
     def num_nodes_waiting(self) -> int:
         """How many hosts wait to take part, as read last by torch's keep-alive.

@@ -15,7 +15,14 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from grpo_run.runtime.errors import EXIT_FINISHED, EXIT_GAVE_UP, EXIT_STOPPED, EXIT_USAGE, UsageError
+from grpo_run.runtime.errors import (
+    EXIT_FINISHED,
+    EXIT_GAVE_UP,
+    EXIT_STOPPED,
+    EXIT_USAGE,
+    HostsMissingError,
+    UsageError,
+)
 from grpo_run.runtime.history.events import ActionChosen, AttemptEnded, IncidentConfirmed, WarningGiven
 from grpo_run.runtime.history.history import History
 from grpo_run.runtime.history.lifecycle import Lifecycle, RunEvent
@@ -28,6 +35,7 @@ from grpo_run.runtime.supervisor.points import Answer, Fault, SupervisorFeature
 from grpo_run.runtime.supervisor.policy import decide, has_finished
 from grpo_run.runtime.supervisor.setting_aside import can_go_back
 from grpo_run.runtime.supervisor.stop_means import stop_code
+from grpo_run.watchdog.causes import Cause
 from grpo_run.watchdog.diagnosis.fault import Evidence, diagnose
 from grpo_run.watchdog.json_values import to_json
 from grpo_run.watchdog.observation import Exit, RankError, Slot, all_returned
@@ -48,6 +56,7 @@ class Resolution:
 
     restart: bool = False
     delay_seconds: float = 0.0
+    needs_all_hosts: bool = False
     event: RunEvent = RunEvent.gave_up
     exit_code: int = EXIT_GAVE_UP
     sentence: str = ""
@@ -117,6 +126,13 @@ class FaultHandler:
         self._lifecycle.fire(RunEvent.evidence_written)
         usage = _usage_error(incident.evidence.failed)
         answer = self._answer(context, incident.evidence, verdict)
+        needs_hosts = usage is not None and usage.type == HostsMissingError.__name__ and not stopping
+        if needs_hosts:
+            reason = "when all hosts are there"
+            answer = Answer(
+                decision=Decision(action=Action.restart, reason=reason, patient=True), at_once=True
+            )
+            usage = None
         decision = decide(
             self._history,
             verdict,
@@ -128,11 +144,12 @@ class FaultHandler:
             starts_over=self._config.may_start_over,
             wrong_settings=usage is not None,
         )
-        if usage is None:
+        if usage is None and not needs_hosts:
             self._show_traceback(verdict, restart=decision.restarts, stopping=stopping)
         self._act(verdict, decision, answer)
         tell_ranks(context, verdict)
-        return self._resolve(verdict, decision, answer, usage=usage, stopping=stopping)
+        resolution = self._resolve(verdict, decision, answer, usage=usage, stopping=stopping)
+        return replace(resolution, needs_all_hosts=needs_hosts)
 
     def _explained(self, verdict: Verdict) -> Verdict:
         """Return the verdict on what has caused a fault of the ranks; their own sentence follows its."""
@@ -193,7 +210,8 @@ class FaultHandler:
             return Resolution(restart=True, delay_seconds=decision.delay_seconds)
         if stopping:
             return Resolution(event=RunEvent.stopped, exit_code=stop_code(self._history))
-        code = answer.exit_code if answer is not None and decision is answer.decision else EXIT_GAVE_UP
+        at_end = EXIT_STOPPED if verdict.cause is Cause.node_lost else EXIT_GAVE_UP
+        code = answer.exit_code if answer is not None and decision is answer.decision else at_end
         event = RunEvent.stopped if code == EXIT_STOPPED else RunEvent.gave_up
         said, place = verdict.sentence, verdict.location
         if place is not None and place.short.partition(" ")[0] not in said + decision.reason:

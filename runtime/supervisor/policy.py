@@ -17,6 +17,9 @@ exception twice while the script resumes ends it too. After progress, errors of 
 are tried for at least `PATIENCE_SECONDS`, with growing delays and without counting against the budget. Any
 other failed start is tried once more. An error that no restart can help ends the run at once.
 
+A host that is lost is no failure of the script: such faults have a limit of their own, after which the run
+ends with 75, so that another allocation continues it.
+
 An attempt that a feature has ended on purpose (`Alarm`) is answered by the feature; the budget and what is
 left to go back to bound its answer.
 
@@ -46,6 +49,8 @@ MAX_DELAY_SECONDS = 30.0
 """Between two failed starts. The delay begins with 1 s and doubles."""
 OUTSIDE_STEPS = (Phase.startup.name, Phase.idle.name)
 """Phases that belong to no step."""
+MOST_LOST_HOSTS = 10
+"""Without a newer checkpoint. More of them, in `PATIENCE_SECONDS` or longer, are no accident of a host."""
 MIN_PATIENT_TRIES = 4
 """Tries of a start that itself takes minutes to fail."""
 
@@ -82,6 +87,8 @@ def decide(
         return _stop("a stop was requested")
     if at_once and answer is not None:
         return answer
+    if verdict.cause is Cause.node_lost and (verdict.final or budget.failures_without_progress > 0):
+        return _after_lost_host(history, verdict)
     if verdict.alarm is not None and answer is not None:
         return _bounded(answer, history, budget, can_go_back=can_go_back)
     if verdict.final:
@@ -190,6 +197,21 @@ def _over_budget(history: History, budget: Budget) -> Decision | None:
         since = f"{since} of the script's own" if own else ", and nothing is saved"
     plural = "" if failures == 1 else "s"
     return _stop(f"{failures} failure{plural} in a row{since} (budget {limit})")
+
+
+def _after_lost_host(history: History, verdict: Verdict) -> Decision:
+    """The script has not failed: its budget is not touched, and that of the hosts is larger."""
+    if verdict.final:
+        return _stop(verdict.final)
+    since = history.recoveries[history.recoveries_at_progress :]
+    lost_at = [one.at for one in since if one.cause == Cause.node_lost]
+    seconds = lost_at[-1] - lost_at[0]
+    if len(lost_at) > MOST_LOST_HOSTS and seconds >= PATIENCE_SECONDS:
+        return _stop(
+            f"hosts were lost {len(lost_at)} times in {duration_text(seconds)} without a newer checkpoint;"
+            " the same commands continue on other hosts"
+        )
+    return Decision(action=Action.restart, reason=start_of(history), patient=True)
 
 
 def _is_before_first_step(history: History, verdict: Verdict) -> bool:

@@ -60,16 +60,18 @@ from grpo_run.runtime.supervisor.setting_aside import set_aside
 from grpo_run.runtime.supervisor.stop import StopRequest
 from grpo_run.runtime.supervisor.stop_means import StopMeans, stop_code
 from grpo_run.watchdog.causes import Cause
+from grpo_run.watchdog.diagnosis.exits import is_victim
 from grpo_run.watchdog.memory.phase_memory import RankMemory
 from grpo_run.watchdog.observation import Exit, RankState, Slot
 from grpo_run.watchdog.stalls.step_clock import UNSEEN_SECONDS
+from grpo_run.watchdog.text import counted
 from grpo_run.watchdog.verdict import Verdict
 
 LEAST_POLL_SECONDS = 0.01
 """Least time between two polls that are asked for."""
 JOINT_STOP_POLL_SECONDS = 0.1
 SAME_COMMANDS = (
-    "Run the same commands again, on these hosts or on others: they continue from the newest checkpoint, or"
+    "run the same commands again, on these hosts or on others: they continue from the newest checkpoint, or"
     " begin if there is none."
 )
 
@@ -146,6 +148,8 @@ class Supervisor:
         self.expected_snapshot: SnapshotName | None = None
         """The snapshot that the ranks of this attempt load from memory."""
         self._host_lost = self._hosts_awaited = ""
+        self._hosts_can_meet = True
+        self._admits_from: tuple[int, int] | None = None
         self._start_not_before = 0.0
         self.has_ranks = False
         """False while the agent waits in a rendezvous, during which `poll` is not called."""
@@ -189,6 +193,10 @@ class Supervisor:
 
         A stop request ends the wait before a start by an exception.
         """
+        here, all_ranks = len(workers), workers[0].world_size
+        if all_ranks > here:
+            place = f"host {group_rank + 1} of {all_ranks // here}"
+            self._hosts_awaited = f"starting {here} of {counted(all_ranks, 'rank')}, {place}"
         time.sleep(max(0.0, self._start_not_before - time.monotonic()))
         self._settle_resumption()
         self._faults.begin_attempt(group_rank)
@@ -219,8 +227,8 @@ class Supervisor:
 
     def _count_ranks(self, board: Board) -> None:
         """Keep what the ranks of an ended attempt have counted, before their board is cleared."""
-        for counted in read_counts(board):
-            self._reporter.write(counted)
+        for counts in read_counts(board):
+            self._reporter.write(counts)
 
     def _settle_resumption(self) -> None:
         """Set aside what a rollback discards, write what is not loaded from memory to disk, and keep the
@@ -241,7 +249,8 @@ class Supervisor:
 
     def attempt_started(self, ranks: RankGroup) -> None:
         """Begin to watch the ranks, which are running now."""
-        self.has_ranks, self._host_lost = True, ""
+        self.has_ranks, self._host_lost, self._hosts_awaited = True, "", ""
+        self._admits_from = None
         self._ranks_started_at = time.monotonic()
         pids = self.attempt.by_rank(ranks.pids)
         self._hangs.begin_attempt(self.attempt, self.board, pids)
@@ -252,23 +261,42 @@ class Supervisor:
         for rank, pid in pids.items():
             self._reporter.write(RankStarted(rank=rank, pid=pid))
 
-    def membership_changed(self) -> None:
+    def membership_changed(self, how: str = "") -> None:
         """Prepare for a restart of all ranks, because nodes joined or left."""
-        self._reporter.notify("nodes joined or left; restarting all ranks")
+        self._reporter.notify(f"{how or 'nodes joined or left'}; restarting all ranks")
         self.has_ranks = False
         self.lifecycle.fire(RunEvent.membership_changed)
 
-    def host_lost(self, sentence: str) -> None:
-        """Take into account, at the next poll, that another host with ranks is lost."""
-        self._host_lost = sentence
+    def admits_hosts(self) -> bool:
+        """Whether rank 0's host has a newer checkpoint than when it was asked first in this attempt."""
+        if self._admits_from is None:
+            self._admits_from = self.history.highest_checkpoint
+        return not self.history.node and self.history.highest_checkpoint > self._admits_from
+
+    def host_lost(self, sentence: str, *, can_meet: bool = True) -> None:
+        """Take into account, at the next poll, that another host with ranks is lost.
+
+        Args:
+            sentence: which one, and how that is known.
+            can_meet: the others can still meet and go on.
+        """
+        self._host_lost, self._hosts_can_meet = sentence, can_meet
 
     def hosts_awaited(self, text: str) -> None:
         """Show which hosts are waited for."""
         self._hosts_awaited = text
 
-    def end_without_hosts(self, sentence: str) -> None:
-        """End the run because its hosts cannot meet. Another allocation, or the same hosts later, may."""
-        self._end(RunEvent.stopped, EXIT_STOPPED, f"{sentence} {SAME_COMMANDS}")
+    def end_without_hosts(self, sentence: str, exit_code: int) -> None:
+        """End the run because its hosts cannot meet, or another host has ended it.
+
+        Args:
+            exit_code: 75 if another allocation, or the same hosts later, may meet.
+        """
+        if exit_code != EXIT_STOPPED:
+            finished = exit_code == EXIT_FINISHED  # and this host has waited as a spare
+            self._end(RunEvent.stopped if finished else RunEvent.gave_up, exit_code, sentence)
+            return
+        self._end(RunEvent.stopped, EXIT_STOPPED, f"{sentence} {SAME_COMMANDS.capitalize()}")
 
     def poll(self, ranks: RankGroup, exits: Sequence[Exit]) -> Directive:
         """Read the board and the journal once, take new exits into account, and direct the agent.
@@ -313,7 +341,7 @@ class Supervisor:
         for exit in exits:
             self.detector.rank_exited(exit.rank)
         self.attempt.exits.add(exits, slots)
-        if outside is None and self._host_lost and not self.attempt.exits.failed:
+        if outside is None and self._host_lost and all(map(is_victim, self.attempt.exits.failed)):
             outside = self._judge_lost_host(slots)
         if self.stop.signalled:
             return self._poll_signalled(ranks)
@@ -336,7 +364,8 @@ class Supervisor:
     def _judge_lost_host(self, slots: Mapping[int, Slot | None]) -> Verdict | None:
         """The verdict on a lost host; None if no rank of this one trains, and may need its ranks."""
         sentence, self._host_lost = self._host_lost, ""
-        training = [slot for slot in slots.values() if slot is not None and slot.state is RankState.training]
+        in_call = (RankState.training, RankState.failed)
+        training = [slot for slot in slots.values() if slot is not None and slot.state in in_call]
         if not training:
             return None
         return Verdict(
@@ -346,6 +375,7 @@ class Supervisor:
             confidence="deadline",
             sentence=sentence,
             signature=str(Cause.node_lost),
+            final="" if self._hosts_can_meet else SAME_COMMANDS,
         )
 
     def _poll_signalled(self, ranks: RankGroup) -> Directive:
@@ -466,7 +496,8 @@ class Supervisor:
             exits_unseen_since=max(self._previous_poll_at, self._ranks_started_at),
         )
         if resolution.restart:
-            return self._start_again(delay_seconds=resolution.delay_seconds)
+            directive = self._start_again(delay_seconds=resolution.delay_seconds)
+            return Directive.await_all if resolution.needs_all_hosts else directive
         self._hangs.write_phase_durations()
         self._live.journal.sync()
         return self._end(resolution.event, resolution.exit_code, resolution.sentence)

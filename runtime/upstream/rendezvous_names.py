@@ -1,17 +1,35 @@
-"""Private names of torch elastic's c10d rendezvous: what it has read last of the hosts that take part.
+"""Private names of torch elastic's c10d rendezvous: what it has read last of the hosts that take part, and
+what is written into it: that a host is lost, so that torch drops it, and that one has ended the run.
 
 Called by `runtime/processes/meeting.py`. The public methods of torch's handler ask the store, which waits as
-long as the network does.
+long as the network does. What is written travels in torch's own state, which all hosts read with its
+keep-alive: it costs no further requests, and cannot disagree with the members.
 """
 
 from __future__ import annotations
 
+import pickle
+import secrets
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from datetime import datetime, timezone
+from typing import Any, NamedTuple
 
 DEFAULT_PORT = 29400
+LOST, ENDED = "grpo_run_lost", "grpo_run_ended"
+"""Attributes of torch's state, which every host reads and writes as a whole. Their values have types
+of Python and torch only: a host with another release can read them."""
+WRITE_TRIES = 20
+LONG_AGO = datetime.min.replace(tzinfo=timezone.utc)
+
+
+class Ended(NamedTuple):
+    """How a host has ended the run of all, and which hosts know."""
+
+    exit_code: int
+    sentence: str
+    known_by: frozenset[Any]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,33 +40,119 @@ class View:
         participants: the hosts of the present round, each with its rank once the round is complete.
         waiting: those that wait for the next round.
         complete: whether the hosts of this round have met.
-        is_spare: this host waits for one of them to be lost.
-        age_seconds: since it was read.
+        spares: those that wait for a host to be lost.
+        is_spare: this host is one of them.
+        beats: when each host has said last that it is alive, by its own clock.
+        lost: those that were declared lost, and why.
+        ended: how a host has ended the run; None while none has.
+        read_at: when it was read, in monotonic seconds.
     """
 
     participants: Mapping[Any, int]
     waiting: frozenset[Any]
+    spares: frozenset[Any]
     complete: bool
     is_spare: bool
-    age_seconds: float
+    beats: Mapping[Any, Any]
+    lost: Mapping[Any, str]
+    ended: Ended | None
+    read_at: float
 
 
 def view(handler: Any) -> View:
     """Return what a rendezvous handler has read last, without asking the store."""
     holder = handler._state_holder
-    state = holder.state
+    return _view(handler, holder.state, holder._last_sync_time)
+
+
+def _view(handler: Any, state: Any, read_at: float) -> View:
+    ended = getattr(state, ENDED, None)
     return View(
         participants=dict(state.participants),
         waiting=frozenset(state.wait_list),
+        spares=frozenset(state.redundancy_list),
         complete=state.complete,
         is_spare=handler._this_node in state.redundancy_list,
-        age_seconds=time.monotonic() - max(holder._last_sync_time, 0.0),
+        beats=dict(state.last_heartbeats),
+        lost=dict(getattr(state, LOST, {})),
+        ended=Ended(*ended) if ended is not None else None,
+        read_at=read_at,
     )
+
+
+def connect(handler: Any) -> Any:
+    """Return a backend of the handler's state with a connection of its own.
+
+    That of the handler is locked while it waits for a key, as at the end of a run.
+    """
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]
+    from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRendezvousBackend
+
+    store = TCPStore(handler._store.host, handler._store.port, is_master=False, wait_for_workers=False)
+    return C10dRendezvousBackend(store, handler.get_run_id())
+
+
+def declare_lost(backend: Any, node: Any, why: str) -> None:
+    """Let torch drop a host at once, on all hosts, and say why. Waits for the store."""
+
+    def change(state: Any) -> None:
+        if node in state.last_heartbeats:
+            state.last_heartbeats[node] = LONG_AGO
+        setattr(state, LOST, {**getattr(state, LOST, {}), node: why})
+
+    _write(backend, change)
+
+
+def end(backend: Any, node: Any, exit_code: int, sentence: str) -> None:
+    """Say how a host has ended the run, unless another one has, and that it knows. Waits for the store."""
+
+    def change(state: Any) -> None:
+        code, text, known_by = getattr(state, ENDED, None) or (exit_code, sentence, ())
+        setattr(state, ENDED, (code, text, frozenset({*known_by, node})))
+
+    _write(backend, change)
+
+
+def _write(backend: Any, change: Callable[[Any], None]) -> None:
+    """Change the state at the endpoint, as torch does: again if another host was faster.
+
+    torch's own copy is left alone: another thread may use it.
+    """
+    for _ in range(WRITE_TRIES):
+        found = backend.get_state()
+        if found is None:  # no host has come yet
+            return
+        state = pickle.loads(found[0])
+        change(state)
+        done = backend.set_state(pickle.dumps(state), found[1])
+        if done is not None and done[2]:
+            return
+
+
+def name_uniquely() -> None:
+    """Tell the next handler of this process from any other: torch names a host by its address and pid, which
+    are the same again after a container has been started again.
+    """
+    from torch.distributed.elastic.rendezvous.dynamic_rendezvous import DynamicRendezvousHandler
+
+    DynamicRendezvousHandler._node_desc_generator._local_id = secrets.randbits(32)
+
+
+def require(handler: Any, hosts: int) -> None:
+    """Let no round of the handler be complete with fewer hosts."""
+    object.__setattr__(handler.settings, "min_nodes", hosts)
 
 
 def this_node(handler: Any) -> Any:
     """Return how the handler names its host."""
     return handler._this_node
+
+
+def read_now(handler: Any, backend: Any) -> View:
+    """Read the state; waits for the store."""
+    found = backend.get_state()
+    state = pickle.loads(found[0]) if found is not None else handler._state_holder.state
+    return _view(handler, state, time.monotonic())
 
 
 def store(handler: Any) -> Any:

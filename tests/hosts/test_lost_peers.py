@@ -55,6 +55,7 @@ def test_a_killed_supervisor_that_is_started_again_takes_part(pair: list[HostRun
         pair[1].process.wait(30)
         pair[1].start()
     _trained(pair, tmp_path)
+    assert "this host lost 1 time" in pair[1].printed()
 
 
 @pytest.mark.full

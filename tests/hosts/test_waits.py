@@ -81,5 +81,5 @@ def test_a_lost_host_is_named_by_those_that_wait_for_it(tmp_path: Path) -> None:
             )
             runs[0].kill_supervisor(15)
             runs[0].ended(75)
-    assert "FAULT Host node1 is lost: for 9 s it has not said" in runs[0].printed()
+    assert "FAULT Host node1 is lost: it has not answered for" in runs[0].printed()
     assert "checkpoint at step 8" in _last_line(runs[0])

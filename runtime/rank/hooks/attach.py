@@ -18,6 +18,7 @@ import wrapt
 from grpo_run.runtime.call_names import LOOP
 from grpo_run.runtime.errors import ConfigError
 from grpo_run.runtime.history.events import ModelSaved
+from grpo_run.runtime.rank.hooks._fewer_hosts import keep_batch
 from grpo_run.runtime.rank.hooks._no_trainer import watch_optimizer_steps, watch_state_saving
 from grpo_run.runtime.rank.points import RankFeature
 from grpo_run.runtime.rank.session import Session, current
@@ -123,6 +124,7 @@ def check_trainer(session: Session, trainer: Any, features: Sequence[RankFeature
     """
     for feature in features:
         feature.check_trainer(session, trainer)
+    keep_batch(session, trainer)
     expected = session.config.expected_distributed_type
     if expected is not None:
         # only runs with such a setting need it, and every rank imports this module

@@ -1,7 +1,9 @@
-"""Which host is lost, and what is said of those that are waited for."""
+"""Which host is lost, what is said of those that are waited for, and which end is the end of all."""
 
 from __future__ import annotations
 
+import pickle
+import threading
 import time
 from dataclasses import dataclass, field
 from types import SimpleNamespace
@@ -15,7 +17,9 @@ from torch.distributed.elastic.rendezvous import (
 )
 
 from grpo_run.runtime.errors import HostsLostError
-from grpo_run.runtime.processes.meeting import Answer, Meeting
+from grpo_run.runtime.processes.meeting import Meeting
+from grpo_run.runtime.processes.signs_of_life import SILENT_SECONDS, Answer
+from grpo_run.runtime.upstream import rendezvous_names
 
 
 @dataclass(frozen=True, order=True)
@@ -45,22 +49,35 @@ class Handler:
 
     def __init__(self, node: Node) -> None:
         self._this_node = node
-        self._store = SimpleNamespace(check=lambda keys: True, get=lambda key: repr(ONE).encode())
+        keys = {"grpo_run/endpoint": repr(ONE).encode()}
+        keys |= {f"grpo_run/alive/{one!r}": f"{one.addr} 7".encode() for one in (TWO, THREE)}
+        self._store = SimpleNamespace(check=lambda names: names[0] in keys, get=keys.__getitem__)
         self._state_holder = SimpleNamespace(
             state=SimpleNamespace(
-                participants={ONE: 0, TWO: 1}, wait_list=set(), redundancy_list=set(), complete=True
+                participants={ONE: 0, TWO: 1}, wait_list=set(), redundancy_list=set(), complete=True,
+                last_heartbeats={ONE: 0, TWO: 0},
             ),
             _last_sync_time=time.monotonic(),
-        )
+            _backend=self,
+        )  # fmt: skip
         self.fails: Exception | None = None
+        self.written = self.state
 
     @property
     def state(self) -> Any:
         return self._state_holder.state
 
-    def silent(self, seconds: float) -> None:
-        """Nothing was read for so long."""
-        self._state_holder._last_sync_time = time.monotonic() - seconds
+    def get_state(self) -> tuple[bytes, bytes]:
+        return pickle.dumps(self.written), b""
+
+    def set_state(self, state: bytes, token: bytes) -> tuple[bytes, bytes, bool]:
+        self.written = pickle.loads(state)
+        return state, b"", True
+
+    def is_closed(self) -> bool:
+        """Read what was written."""
+        self._state_holder.state = self.written
+        return False
 
     def next_rendezvous(self) -> None:
         if self.fails is not None:
@@ -68,98 +85,135 @@ class Handler:
 
 
 def _met(node: Node) -> tuple[Meeting, Handler, Network]:
-    """Return the meeting of a host; `node0` serves the endpoint."""
+    """Return the meeting of a host that has been looked at once; `node0` serves the endpoint."""
     network, handler = Network(), Handler(node)
     parameters = RendezvousParameters(
         "c10d", "node0:29500", "pair", 2, 2, is_host=str(node == ONE), join_timeout="40"
     )
     meeting = Meeting(parameters, ask=network)
-    meeting._handler = handler
+    meeting._handler = meeting._backend = handler
     meeting.next_rendezvous()
+    meeting.look()
     return meeting, handler, network
 
 
-def _looked(meeting: Meeting, times: int = 2) -> str:
-    for _ in range(times):
+def test_the_host_of_the_endpoint_looks_at_all_and_the_others_at_it() -> None:
+    """And nobody is lost while all answer."""
+    for node, asked in ((ONE, "node1"), (TWO, "node0")):
+        meeting, _, network = _met(node)
         meeting.look()
-    return meeting.lost
+        assert meeting.lost == ""
+        assert set(network.asked) == {asked}
 
 
-def test_nobody_is_lost_while_all_are_heard() -> None:
-    """And nobody is asked."""
-    meeting, _, network = _met(ONE)
-    assert _looked(meeting) == ""
-    assert network.asked == []
-
-
-def test_a_host_that_is_dropped_and_cannot_be_reached_is_lost() -> None:
-    """Until the hosts meet again."""
+def test_a_host_whose_port_is_closed_is_lost_on_all_hosts() -> None:
+    """torch drops it, and every host knows why, until the hosts meet again."""
     meeting, handler, network = _met(ONE)
-    del handler.state.participants[TWO]
+    network.answers["node1"] = Answer.refused
+    meeting.look()
+    assert meeting.lost == "Host node1 is lost: its supervisor has ended."
+    assert handler.written.last_heartbeats[TWO] == rendezvous_names.LONG_AGO
+
+    other, there, _ = _met(THREE)
+    there._state_holder.state = handler.written
+    other.look()
+    assert other.lost == ""  # torch has not dropped it yet
+    del handler.written.participants[TWO]
+    other.look()
+    assert other.lost == meeting.lost
+    other.next_rendezvous()
+    assert other.lost == ""
+
+
+def test_a_silent_host_is_lost_only_if_its_connection_has_waited_long() -> None:
+    """A spare that waits takes no place of a host that was cut off for some seconds."""
+    meeting, handler, network = _met(ONE)
     network.answers["node1"] = Answer.silent
-    assert _looked(meeting).startswith("Host node1 is lost: ")
-    meeting.next_rendezvous()
+    handler.state.redundancy_list.add(THREE)
+    for _ in range(3):
+        meeting.look()
     assert meeting.lost == ""
+    assert handler.written.last_heartbeats[TWO] == 0
+    meeting._signs[TWO]._answered_at -= SILENT_SECONDS
+    meeting._signs[TWO]._beat_at -= SILENT_SECONDS
+    meeting.look()
+    assert meeting.lost == "Host node1 is lost: it has not answered for 9 s."
 
 
-@pytest.mark.parametrize("answer", [Answer.accepted, Answer.refused])
-def test_a_dropped_host_that_answers_is_not_lost(answer: Answer) -> None:
+def test_a_host_that_waits_and_vanishes_is_dropped_and_not_lost() -> None:
+    """It has no ranks."""
+    meeting, handler, network = _met(ONE)
+    handler.state.redundancy_list.add(THREE)
+    handler.state.last_heartbeats[THREE] = 0
+    meeting.look()
+    network.answers["node2"] = Answer.refused
+    meeting.look()
+    assert meeting.lost == ""
+    assert handler.written.last_heartbeats[THREE] == rendezvous_names.LONG_AGO
+
+
+@pytest.mark.parametrize("answer", [Answer.accepted, Answer.silent])
+def test_a_dropped_host_is_not_lost_while_it_may_answer(answer: Answer) -> None:
     """It was cut off, or its supervisor is slow; what was sent to it is still under way."""
     meeting, handler, network = _met(ONE)
     del handler.state.participants[TWO]
     network.answers["node1"] = answer
-    assert _looked(meeting, 5) == ""
+    for _ in range(5):
+        meeting.look()
+    assert meeting.lost == ""
+    handler.state.wait_list.add(THREE)
+    assert meeting.num_nodes_waiting() == 0
 
 
-def test_a_host_that_leaves_to_meet_again_is_not_lost() -> None:
-    """It is no participant for a moment, then it waits, and that is a change of the members."""
-    meeting, handler, network = _met(ONE)
-    network.answers["node1"] = Answer.silent
+def test_a_host_that_leaves_to_meet_again_is_a_change_of_members() -> None:
+    """It is no participant for a moment, then it waits."""
+    meeting, handler, _ = _met(ONE)
     del handler.state.participants[TWO]
-    assert _looked(meeting, 1) == ""
+    meeting.look()
     handler.state.wait_list.add(TWO)
-    assert _looked(meeting) == ""
+    meeting.look()
+    assert meeting.lost == ""
     assert meeting.num_nodes_waiting() == 1
 
 
-def test_a_spare_takes_the_place_of_a_host_that_is_named_first() -> None:
-    """That the spare waits is no change of the members until the loss is a fault."""
-    meeting, handler, network = _met(ONE)
-    del handler.state.participants[TWO]
-    handler.state.wait_list.add(THREE)
-    assert meeting.num_nodes_waiting() == 0
-    assert _looked(meeting).endswith("and another one waits to take its place.")
-    assert network.asked == []
-
-
-@pytest.mark.parametrize(
-    ("answer", "seconds", "lost"),
-    [
-        (Answer.refused, 4, True), (Answer.silent, 10, True), (Answer.silent, 8, False),
-        (Answer.accepted, 60, False), (Answer.refused, 2, False),
-    ],
-)  # fmt: skip
-def test_the_endpoint_is_lost_if_closed_or_long_silent(answer: Answer, seconds: float, lost: bool) -> None:
-    """A closed port proves it at once."""
-    meeting, handler, network = _met(TWO)
-    network.answers["node0"] = answer
-    handler.silent(seconds)
-    assert bool(_looked(meeting)) is lost
-    if lost:
-        with pytest.raises(HostsLostError, match="node0:29500, where the hosts meet, does not answer"):
-            meeting.check()
+def test_a_closed_endpoint_is_lost_until_it_answers() -> None:
+    """The waits of this host end."""
+    meeting, _, network = _met(TWO)
+    network.answers["node0"] = Answer.refused
+    meeting.look()
+    assert meeting.lost.startswith("node0:29500, where the hosts meet, does not answer any more")
+    with pytest.raises(HostsLostError, match="node0:29500, where the hosts meet, does not answer"):
+        meeting.check()
     network.answers["node0"] = Answer.accepted
-    _looked(meeting)
-    meeting.check()  # it is back
+    meeting.look()
+    meeting.check()
+
+
+def test_a_host_that_gives_up_ends_the_others_with_its_code() -> None:
+    """The host of the endpoint leaves when they have read it. Other ends are nobody else's."""
+    meeting, handler, _ = _met(ONE)
+    meeting.leave(75, "Stopped.")
+    assert rendezvous_names.view(handler).ended is None
+    handler.written.last_heartbeats = {ONE: 0}
+    meeting.leave(93, "Gave up: why.")
+    other, there, _ = _met(TWO)
+    there.written = there._state_holder.state = handler.written
+    with pytest.raises(HostsLostError, match=r"^Host node0 gave up: Gave up: why\.$") as raised:
+        other.check()
+    assert raised.value.exit_code == 93
+    other.look()
+    assert there.written.grpo_run_ended[2] == {ONE, TWO}
+    other.leave(93, str(raised.value))
+    assert there.written.grpo_run_ended[:2] == (93, "Host node0 gave up: Gave up: why.")
 
 
 def test_an_endpoint_without_ranks_is_no_lost_host() -> None:
     """Training does not need it; only the next meeting does."""
-    meeting, handler, network = _met(TWO)
+    meeting, _, network = _met(TWO)
     meeting._endpoint_node = repr(THREE)
     network.answers["node0"] = Answer.refused
-    handler.silent(20)
-    assert _looked(meeting) == ""
+    meeting.look()
+    assert meeting.lost == ""
 
 
 def test_errors_of_a_meeting_are_sentences() -> None:
@@ -186,3 +240,31 @@ def test_waits_have_a_place_a_clock_and_a_limit() -> None:
     assert meeting.wait_text() == "waiting at node0:29500 as a spare: 2 hosts have ranks"
     meeting._handler = None
     assert meeting.wait_text() == "waiting for node0:29500 to answer, 12 s of 40"
+
+
+def test_a_spare_is_told_that_the_run_has_finished() -> None:
+    """It ends with 0; hosts with ranks finish by themselves, and nobody waits for them."""
+    meeting, handler, _ = _met(ONE)
+    handler.written.redundancy_list.add(THREE)
+    handler.written.last_heartbeats[THREE] = 0
+    telling = threading.Thread(target=meeting.leave, args=(0, "Finished."))
+    telling.start()
+    spare, there, _ = _met(THREE)
+    deadline = time.monotonic() + 5
+    while not hasattr(handler.written, "grpo_run_ended") and time.monotonic() < deadline:
+        time.sleep(0.01)
+    there.written = there._state_holder.state = handler.written
+    with pytest.raises(HostsLostError, match="has finished the run") as raised:
+        spare.check()
+    assert raised.value.exit_code == 0
+    spare.look()
+    handler.written = there.written
+    telling.join(3)
+    assert not telling.is_alive()
+
+
+def test_a_change_of_members_has_names() -> None:
+    """A host with ranks starts them again, or another one joins."""
+    meeting, handler, _ = _met(ONE)
+    handler.state.wait_list.update({TWO, THREE})
+    assert meeting.change_text() == "host node1 restarts its ranks and host node2 joins"

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import threading
+import time
+
+from support.runs import free_port
 from torch.distributed.elastic.rendezvous import RendezvousParameters, registry
 
 from grpo_run.runtime.upstream import rendezvous_names
@@ -16,9 +20,49 @@ def test_a_handler_that_has_met_shows_its_members() -> None:
     assert seen.participants == {rendezvous_names.this_node(handler): 0}
     assert (seen.complete, seen.is_spare, seen.waiting) == (True, False, frozenset())
     assert rendezvous_names.this_node(handler).addr == "localhost"
-    assert 0 <= seen.age_seconds < 60
+    assert 0 <= time.monotonic() - seen.read_at < 60
+    assert (seen.lost, seen.ended, list(seen.beats)) == ({}, None, [rendezvous_names.this_node(handler)])
     rendezvous_names.store(handler).set("key", "value")
     handler.shutdown()
+
+
+def test_what_is_written_into_the_state_reaches_all_hosts() -> None:
+    """torch drops a host that is declared lost at once, and keeps what it does not know when it writes."""
+    parameters = RendezvousParameters(
+        "c10d", f"localhost:{free_port()}", "pair", 2, 2, local_addr="localhost", keep_alive_interval=1
+    )
+    rendezvous_names.name_uniquely()
+    first = registry.get_rendezvous_handler(parameters)
+    rendezvous_names.name_uniquely()
+    second = registry.get_rendezvous_handler(parameters)
+    names = [rendezvous_names.this_node(handler) for handler in (first, second)]
+    assert abs(names[0].local_id - names[1].local_id) > 1
+    assert names[0].pid == names[1].pid
+    joining = threading.Thread(target=second.next_rendezvous)
+    joining.start()
+    first.next_rendezvous()
+    joining.join(30)
+    lost = rendezvous_names.this_node(second)
+    backend = rendezvous_names.connect(first)
+    rendezvous_names.declare_lost(backend, lost, "why")
+    rendezvous_names.end(backend, names[0], 93, "it gave up")
+    rendezvous_names.end(rendezvous_names.connect(second), lost, 2, "later")
+    deadline = time.monotonic() + 20
+    seen = rendezvous_names.view(first)
+    while lost in seen.participants and time.monotonic() < deadline:  # until its keep-alive reads it
+        time.sleep(0.1)
+        seen = rendezvous_names.view(first)
+    time.sleep(2.5)  # until it has been written again
+    for handler in (first, second):
+        seen = rendezvous_names.read_now(handler, backend)
+        assert lost not in seen.participants
+        assert seen.lost == {lost: "why"}
+        assert seen.ended is not None
+        assert (seen.ended.exit_code, seen.ended.sentence) == (93, "it gave up")
+        assert seen.ended.known_by == {lost, rendezvous_names.this_node(first)}
+    rendezvous_names.require(first, 3)
+    assert first._op_executor._settings.min_nodes == first._state_holder._settings.min_nodes == 3
+    first.shutdown()
 
 
 def test_the_endpoint_is_served_where_it_is() -> None:
