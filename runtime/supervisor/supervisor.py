@@ -38,6 +38,7 @@ from grpo_run.runtime.launch.config import RunConfig
 from grpo_run.runtime.memory.files import read_facts
 from grpo_run.runtime.processes import forkserver
 from grpo_run.runtime.processes.agent import Directive
+from grpo_run.runtime.processes.host_exchange import HostExchange
 from grpo_run.runtime.processes.ranks import RankGroup
 from grpo_run.runtime.processes.termination import TerminatedProcess
 from grpo_run.runtime.snapshots.area import StagingArea
@@ -54,6 +55,7 @@ from grpo_run.runtime.supervisor.hang_monitor import HangMonitor
 from grpo_run.runtime.supervisor.host_watch import HostWatch
 from grpo_run.runtime.supervisor.incident import IncidentContext
 from grpo_run.runtime.supervisor.no_trainer import NoTrainerWatch
+from grpo_run.runtime.supervisor.other_hosts import OtherHosts
 from grpo_run.runtime.supervisor.outcome import RunOutcome
 from grpo_run.runtime.supervisor.points import FeatureFactory
 from grpo_run.runtime.supervisor.setting_aside import set_aside
@@ -132,6 +134,7 @@ class Supervisor:
             self.detector, lifecycle=self.lifecycle, reporter=self._reporter, history=self.history
         )
         self.stop = StopRequest(config.timeouts, self.history)
+        self._others = OtherHosts(run)
         self._host = HostWatch(run, config, self._drains, self._reporter, self.history, self.stop)
         self._advice = Advice(
             functools.partial(read_facts, run.path), self.history.advice, self._reporter.advise
@@ -262,6 +265,10 @@ class Supervisor:
         """Take into account, at the next poll, that another host with ranks is lost."""
         self._host_lost = sentence
 
+    def hosts_met(self, exchange: HostExchange) -> None:
+        """Talk to the other hosts of the attempt that starts."""
+        self._others.begin_attempt(exchange)
+
     def hosts_awaited(self, text: str) -> None:
         """Show which hosts are waited for."""
         self._hosts_awaited = text
@@ -297,6 +304,7 @@ class Supervisor:
         self.attempt.timeline.record(slots, self._polled_at)
         self._write_commit(slots)
         self._host.poll(self.attempt, self.board, slots, self._polled_at)
+        self._others.poll(str(self.lifecycle.state), slots, self._polled_at)
         self._live.read_ranks()
         for feature in self.features:
             feature.poll()
@@ -320,9 +328,12 @@ class Supervisor:
         # ranks that stop save what they have, and need nothing from outside
         if self.attempt.exits.failed or (outside is not None and ranks.alive and not self.stop.requested):
             return self._handle_fault(ranks, slots, outside=outside)
+        if ranks.alive and self._others.has_fault:
+            return self._handle_fault(ranks, slots)
         if self._host.restarts(ranks, self.attempt, self._polled_at):
             return self._start_again(RunEvent.memory_short)
         if self.attempt.exits.seen and not ranks.alive:
+            self._others.completed(self.attempt, slots)
             if not self.attempt.exits.stopped:
                 return self._end(RunEvent.completed, EXIT_FINISHED)
             self._end(RunEvent.stopped, EXIT_STOPPED)
@@ -410,6 +421,7 @@ class Supervisor:
             awaited=self.detector.awaited, blind=dict(self.detector.blind),
             journal_lost=self._live.journal.lost,
             host_memory=self._host.latest, complete=complete, hosts_awaited=self._hosts_awaited,
+            hosts=self._others.status() if complete else (),
             collectives=self.detector.collective_progress() if complete else {},
         )  # fmt: skip
 
@@ -489,6 +501,7 @@ class Supervisor:
             detector=self.detector,
             best_position=self.history.best_position,
             kills_of=self._host.kills_of,
+            join=lambda incident: self._others.join(incident, self.attempt),
             **observed,
         )
 

@@ -1,0 +1,169 @@
+"""The other hosts of a run, as this host's supervisor sees them: who is heard, and one verdict for all.
+
+    a fault here → own evidence → `join`: report it, wait for the reports of the others → one verdict
+    a fault elsewhere → `has_fault` → the same
+
+Called by the supervisor at every poll and by `faults.py` through the incident's context. In a run on one host
+there is no exchange, and every method returns at once. Waits at most `ANSWER_SECONDS` for the others, and
+only for those that are heard. What it did not hear is missing evidence. Judges nothing
+(`watchdog/diagnosis/host_reports.py`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+
+from grpo_run.runtime.history.host_status import HEARD_SECONDS, HostStatus, own_status, write_hosts
+from grpo_run.runtime.history.run_directory import RunDirectory
+from grpo_run.runtime.processes.host_exchange import FAULT, MAX_PAYLOAD_BYTES, HostExchange
+from grpo_run.runtime.processes.meeting import Answer
+from grpo_run.runtime.supervisor.attempt import Attempt
+from grpo_run.runtime.supervisor.incident import OpenIncident
+from grpo_run.watchdog.diagnosis.fault import Evidence
+from grpo_run.watchdog.diagnosis.host_reports import HostReport, decode, join, report_of
+from grpo_run.watchdog.json_values import from_json, to_json
+from grpo_run.watchdog.observation import Slot
+
+ANSWER_SECONDS = 2.0
+"""How long the reports of other hosts are waited for."""
+SILENT_SECONDS = 1.0
+"""A host that was not heard for so long is asked whether it is there, four beats after the last."""
+SHOW_SECONDS = 1.0
+STATUS = "status"
+
+
+class OtherHosts:
+    """The other hosts of one run.
+
+    Args:
+        run: its directory, which gets what is shown of them.
+    """
+
+    def __init__(self, run: RunDirectory) -> None:
+        self._run = run
+        self._exchange: HostExchange | None = None
+        self._own = HostStatus(name="")
+        self._shown_at = 0.0
+        self._joined = False
+
+    def begin_attempt(self, exchange: HostExchange) -> None:
+        """Talk to the hosts of a new attempt. The exchange of the last one ends: all have left it."""
+        if self._exchange is not None:
+            self._exchange.close()
+        self._exchange, self._joined = exchange, False
+
+    def poll(self, state: str, slots: Mapping[int, Slot | None], now: float) -> None:
+        """Tell the other hosts where this one is, and the run directory where they are, once a second."""
+        if self._exchange is None or now - self._shown_at < SHOW_SECONDS:
+            return
+        self._shown_at = now
+        self._own = own_status(self._exchange.name, state, slots.items())
+        self._exchange.publish(STATUS, json.dumps(to_json(self._own)).encode())
+        write_hosts(self._run.hosts, self.status())
+
+    def status(self) -> tuple[HostStatus, ...]:
+        """Return what is shown of every host; empty if there is one only."""
+        exchange = self._exchange
+        if exchange is None:
+            return ()
+        told = {
+            node: from_json(HostStatus, json.loads(text)) for node, text in exchange.latest(STATUS).items()
+        }
+        return tuple(
+            self._own
+            if node == exchange.node
+            else replace(
+                told.get(node, HostStatus(name="")),
+                name=exchange.name_of(node),
+                silent_seconds=round(exchange.silent_seconds(node), 1),
+            )
+            for node in range(exchange.nodes)
+        )
+
+    @property
+    def has_fault(self) -> bool:
+        """Whether another host has reported a fault of this attempt."""
+        if self._exchange is None or self._joined:
+            return False
+        return any(report.has_fault for report in self._reports(self._exchange).values())
+
+    def completed(self, attempt: Attempt, slots: Mapping[int, Slot | None]) -> None:
+        """Tell the others that the ranks of this host have exited: one that still trains lost its peer."""
+        if self._exchange is not None:
+            evidence = Evidence(
+                slots=slots,
+                world_size=attempt.world_size,
+                best_position=(0, 0),
+                exits=tuple(attempt.exits.seen),
+            )
+            self._report(self._exchange, evidence, attempt)
+
+    def join(self, incident: OpenIncident, attempt: Attempt) -> OpenIncident:
+        """Report the evidence of this host, and return it with that of the others."""
+        exchange = self._exchange
+        if exchange is None:
+            return incident
+        self._joined = True
+        own = self._report(exchange, incident.evidence, attempt)
+        gone, missing = self._await_reports(exchange)
+        reports = [own, *self._reports(exchange).values()]
+        evidence = join(
+            incident.evidence,
+            reports,
+            [
+                f"The supervisor of host {exchange.name_of(node)} is gone, and its ranks with it."
+                for node in gone
+            ],
+        )
+        return replace(incident, evidence=evidence, missing=[*incident.missing, *missing])
+
+    def _report(self, exchange: HostExchange, evidence: Evidence, attempt: Attempt) -> HostReport:
+        report = report_of(evidence, node=exchange.node, host=exchange.name, seen_at=attempt.exits.seen_at)
+        told = report.encoded(MAX_PAYLOAD_BYTES)
+        exchange.publish(FAULT, told)
+        return decode(told)  # what the others judge by
+
+    def _reports(self, exchange: HostExchange) -> dict[int, HostReport]:
+        found = {}
+        for node, text in exchange.latest(FAULT).items():
+            with contextlib.suppress(ValueError):  # of another version: then it is missing evidence
+                found[node] = decode(text)
+        return found
+
+    def _await_reports(self, exchange: HostExchange) -> tuple[list[int], list[str]]:
+        """Wait for the other hosts; return those whose supervisor is gone, and what is missing."""
+        deadline = time.monotonic() + ANSWER_SECONDS
+        exchange.hurry(ANSWER_SECONDS)
+        answers: dict[int, Answer] = {}
+        while True:
+            told = self._reports(exchange)
+            awaited = [
+                node
+                for node in exchange.others
+                if node not in answers and not (node in told and exchange.has_confirmed(node))
+            ]
+            remaining = deadline - time.monotonic()
+            if not awaited or remaining <= 0:
+                break
+            silent = [node for node in awaited if exchange.silent_seconds(node) > SILENT_SECONDS]
+            if silent:
+                answers |= exchange.look_for(silent)
+            exchange.wait(min(remaining, 0.1))
+        gone = [node for node, answer in answers.items() if answer is Answer.refused and node not in told]
+        missing = [
+            f"host {exchange.name_of(node)}: "
+            + (
+                "its supervisor is gone"
+                if node in gone
+                else f"not heard for {exchange.silent_seconds(node):.1f} s"
+                if exchange.silent_seconds(node) > HEARD_SECONDS / 2
+                else f"no report within {ANSWER_SECONDS:.0f} s"
+            )
+            for node in exchange.others
+            if node not in told
+        ]
+        return gone, missing
