@@ -50,7 +50,7 @@ class HostStatus:
     def line(self) -> str:
         """What is shown of it."""
         texts = [rank_names([one.rank for one in self.ranks])] if self.ranks else []
-        texts += [self.state or "never heard"]
+        texts += [self.state or "nothing told yet"]
         steps = {one.step for one in self.ranks if one.step is not None}
         if steps:
             texts.append(f"step {min(steps)}" + (f" to {max(steps)}" if len(steps) > 1 else ""))

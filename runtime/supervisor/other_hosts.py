@@ -54,7 +54,7 @@ class OtherHosts:
         """Talk to the hosts of a new attempt. The exchange of the last one ends: all have left it."""
         if self._exchange is not None:
             self._exchange.close()
-        self._exchange, self._joined = exchange, False
+        self._exchange, self._joined, self._shown_at = exchange, False, 0.0
 
     def poll(self, state: str, slots: Mapping[int, Slot | None], now: float) -> None:
         """Tell the other hosts where this one is, and the run directory where they are, once a second."""
