@@ -123,10 +123,11 @@ class RunReader:
         memory = fields.get("snapshot_directory")
         if supervisor is None and not (memory and Path(memory).is_dir()):
             history.snapshot_step = None  # its memory was freed, or the machine has been started again
-        observed: dict[str, Any] = {"hosts": read_hosts(run.hosts)}
+        observed: dict[str, Any] = {}
         # pages of a board on another machine are as old as this machine's cache, and its clock is another
         if supervisor is not None and supervisor.is_on_this_machine:
             observed["host_memory"] = read_last_sample(run.host_memory)
+            observed["hosts"] = read_hosts(run.hosts)
             with contextlib.suppress(RunDirectoryError):
                 board = Board.open(run.board)
                 observed |= observe(board) | {"awaited": board.read_awaited()}

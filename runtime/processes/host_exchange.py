@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch.distributed import DistError, TCPStore  # type: ignore[attr-defined]
 
@@ -50,6 +50,16 @@ class _Heard:
     payloads: dict[str, tuple[int, bytes]] = field(default_factory=dict)
 
 
+class Clock(NamedTuple):
+    """A time that is the same on all hosts: it grows with every beat of any of them.
+
+    `value` was read in beat number `beat` of this host.
+    """
+
+    beat: int
+    value: int
+
+
 class HostExchange:
     """The exchange of one attempt.
 
@@ -71,11 +81,11 @@ class HostExchange:
         self._heard: dict[int, _Heard] = {}
         self._wake, self._changed = threading.Event(), threading.Event()
         self._busy_until = 0.0
-        self._beats = 0
+        self.beats = 0
+        """How many have begun."""
         self._closed = False
         self._began_at = time.monotonic()
-        self.clock = 0
-        """A time that is the same on all hosts: it grows with every beat of any of them."""
+        self.clock = Clock(0, 0)
         threading.Thread(target=self._run, name="grpo-run-exchange", daemon=True).start()
 
     @property
@@ -169,11 +179,11 @@ class HostExchange:
         for name, (version, payload) in new.items():
             store.set(_key(self.node, name), payload)
             sent[name] = version
-        self._beats += 1
+        self.beats += 1
         have = [node for node, heard in self._heard.items() if FAULT in heard.payloads]
-        head = {"beat": self._beats, "host": self.name, "port": port, "have": have, "payloads": sent}
+        head = {"beat": self.beats, "host": self.name, "port": port, "have": have, "payloads": sent}
         store.set(_key(self.node), json.dumps(head))
-        self.clock = store.add(CLOCK, 1)
+        self.clock = Clock(self.beats, store.add(CLOCK, 1))
         met = [node for node in self.others if node in self._heard or store.check([_key(node)])]
         for node, text in zip(met, store.multi_get([_key(node) for node in met]) if met else (), strict=True):
             self._read(store, node, json.loads(text))

@@ -237,7 +237,7 @@ def tell_ranks(context: IncidentContext, verdict: Verdict) -> None:
     if not waiting:
         return
     context.board.publish_disagreement(verdict.sentence)
-    for rank in at.keys() - waiting:
+    for rank in (at.keys() - waiting) & context.attempt.local_rank_of.keys():
         with (
             contextlib.suppress(OSError),
             open(context.attempt.files.stderr(rank), "a", encoding="utf-8") as log,

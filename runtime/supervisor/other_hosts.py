@@ -12,20 +12,21 @@ only for those that are heard. What it did not hear is missing evidence. Judges 
 from __future__ import annotations
 
 import contextlib
-import json
 import time
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import TypeVar
 
 from grpo_run.runtime.history.host_status import HEARD_SECONDS, HostStatus, own_status, write_hosts
 from grpo_run.runtime.history.run_directory import RunDirectory
 from grpo_run.runtime.processes.host_exchange import FAULT, MAX_PAYLOAD_BYTES, HostExchange
 from grpo_run.runtime.processes.meeting import Answer
 from grpo_run.runtime.supervisor.attempt import Attempt
+from grpo_run.runtime.supervisor.detection.finding import HangFinding
 from grpo_run.runtime.supervisor.incident import OpenIncident
 from grpo_run.watchdog.diagnosis.fault import Evidence
-from grpo_run.watchdog.diagnosis.host_reports import HostReport, decode, join, report_of
-from grpo_run.watchdog.json_values import from_json, to_json
+from grpo_run.watchdog.diagnosis.host_reports import HostReport, join, report_of
+from grpo_run.watchdog.json_values import pack, unpack
 from grpo_run.watchdog.observation import Slot
 
 ANSWER_SECONDS = 2.0
@@ -34,6 +35,7 @@ SILENT_SECONDS = 1.0
 """A host that was not heard for so long is asked whether it is there, four beats after the last."""
 SHOW_SECONDS = 1.0
 STATUS = "status"
+Value = TypeVar("Value")
 
 
 class OtherHosts:
@@ -45,34 +47,33 @@ class OtherHosts:
 
     def __init__(self, run: RunDirectory) -> None:
         self._run = run
-        self._exchange: HostExchange | None = None
+        self.exchange: HostExchange | None = None
+        """Of this attempt; None in a run on one host."""
         self._own = HostStatus(name="")
         self._shown_at = 0.0
         self._joined = False
 
     def begin_attempt(self, exchange: HostExchange) -> None:
         """Talk to the hosts of a new attempt. The exchange of the last one ends: all have left it."""
-        if self._exchange is not None:
-            self._exchange.close()
-        self._exchange, self._joined, self._shown_at = exchange, False, 0.0
+        if self.exchange is not None:
+            self.exchange.close()
+        self.exchange, self._joined, self._shown_at = exchange, False, 0.0
 
     def poll(self, state: str, slots: Mapping[int, Slot | None], now: float) -> None:
         """Tell the other hosts where this one is, and the run directory where they are, once a second."""
-        if self._exchange is None or now - self._shown_at < SHOW_SECONDS:
+        if self.exchange is None or now - self._shown_at < SHOW_SECONDS:
             return
         self._shown_at = now
-        self._own = own_status(self._exchange.name, state, slots.items())
-        self._exchange.publish(STATUS, json.dumps(to_json(self._own)).encode())
+        self._own = own_status(self.exchange.name, state, slots.items())
+        self.exchange.publish(STATUS, pack(self._own))
         write_hosts(self._run.hosts, self.status())
 
     def status(self) -> tuple[HostStatus, ...]:
         """Return what is shown of every host; empty if there is one only."""
-        exchange = self._exchange
+        exchange = self.exchange
         if exchange is None:
             return ()
-        told = {
-            node: from_json(HostStatus, json.loads(text)) for node, text in exchange.latest(STATUS).items()
-        }
+        told = _unpacked(HostStatus, exchange.latest(STATUS))
         return tuple(
             self._own
             if node == exchange.node
@@ -87,28 +88,37 @@ class OtherHosts:
     @property
     def has_fault(self) -> bool:
         """Whether another host has reported a fault of this attempt."""
-        if self._exchange is None or self._joined:
+        if self.exchange is None or self._joined:
             return False
-        return any(report.has_fault for report in self._reports(self._exchange).values())
+        return any(report.has_fault for report in self._reports(self.exchange).values())
 
     def completed(self, attempt: Attempt, slots: Mapping[int, Slot | None]) -> None:
         """Tell the others that the ranks of this host have exited: one that still trains lost its peer."""
-        if self._exchange is not None:
+        if self.exchange is not None:
             evidence = Evidence(
                 slots=slots,
                 world_size=attempt.world_size,
                 best_position=(0, 0),
                 exits=tuple(attempt.exits.seen),
             )
-            self._report(self._exchange, evidence, attempt)
+            self._report(self.exchange, evidence, attempt)
 
-    def join(self, incident: OpenIncident, attempt: Attempt) -> OpenIncident:
-        """Report the evidence of this host, and return it with that of the others."""
-        exchange = self._exchange
+    def join(
+        self, incident: OpenIncident, attempt: Attempt, finding: HangFinding | None = None
+    ) -> OpenIncident:
+        """Report the evidence of this host, and return it with that of the others.
+
+        Args:
+            incident: with the evidence.
+            attempt: in which it happened.
+            finding: the hang; None if it is none.
+        """
+        exchange = self.exchange
         if exchange is None:
             return incident
         self._joined = True
-        own = self._report(exchange, incident.evidence, attempt)
+        began_at = finding.began_at_seconds if finding is not None else time.monotonic()
+        own = self._report(exchange, incident.evidence, attempt, time.monotonic() - began_at)
         gone, missing = self._await_reports(exchange)
         reports = [own, *self._reports(exchange).values()]
         evidence = join(
@@ -121,18 +131,22 @@ class OtherHosts:
         )
         return replace(incident, evidence=evidence, missing=[*incident.missing, *missing])
 
-    def _report(self, exchange: HostExchange, evidence: Evidence, attempt: Attempt) -> HostReport:
-        report = report_of(evidence, node=exchange.node, host=exchange.name, seen_at=attempt.exits.seen_at)
+    def _report(
+        self, exchange: HostExchange, evidence: Evidence, attempt: Attempt, since_seconds: float = 0.0
+    ) -> HostReport:
+        report = report_of(
+            evidence,
+            node=exchange.node,
+            host=exchange.name,
+            seen_at=attempt.exits.seen_at,
+            since_seconds=since_seconds,
+        )
         told = report.encoded(MAX_PAYLOAD_BYTES)
         exchange.publish(FAULT, told)
-        return decode(told)  # what the others judge by
+        return unpack(HostReport, told)  # what the others judge by
 
     def _reports(self, exchange: HostExchange) -> dict[int, HostReport]:
-        found = {}
-        for node, text in exchange.latest(FAULT).items():
-            with contextlib.suppress(ValueError):  # of another version: then it is missing evidence
-                found[node] = decode(text)
-        return found
+        return _unpacked(HostReport, exchange.latest(FAULT))
 
     def _await_reports(self, exchange: HostExchange) -> tuple[list[int], list[str]]:
         """Wait for the other hosts; return those whose supervisor is gone, and what is missing."""
@@ -167,3 +181,12 @@ class OtherHosts:
             if node not in told
         ]
         return gone, missing
+
+
+def _unpacked(kind: type[Value], packed: Mapping[int, bytes]) -> dict[int, Value]:
+    """What hosts have told; not of one with another version of grpo-run, which counts as not heard."""
+    found = {}
+    for node, text in packed.items():
+        with contextlib.suppress(ValueError):
+            found[node] = unpack(kind, text)
+    return found

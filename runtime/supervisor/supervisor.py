@@ -247,7 +247,7 @@ class Supervisor:
         self.has_ranks, self._host_lost = True, ""
         self._ranks_started_at = time.monotonic()
         pids = self.attempt.by_rank(ranks.pids)
-        self._hangs.begin_attempt(self.attempt, self.board, pids)
+        self._hangs.begin_attempt(self.attempt, self.board, pids, self._others.exchange)
         self._host.begin_attempt(pids)
         self._advice.begin_attempt()
         self._no_trainer.begin_attempt()
@@ -501,7 +501,7 @@ class Supervisor:
             detector=self.detector,
             best_position=self.history.best_position,
             kills_of=self._host.kills_of,
-            join=lambda incident: self._others.join(incident, self.attempt),
+            join=lambda incident: self._others.join(incident, self.attempt, observed.get("finding")),
             **observed,
         )
 

@@ -8,7 +8,6 @@ diagnoses the result. Pure.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
@@ -16,7 +15,7 @@ from typing import TypeVar
 from grpo_run.watchdog.causes import Cause
 from grpo_run.watchdog.deadlocks.positions import Position
 from grpo_run.watchdog.diagnosis.fault import Evidence, diagnose
-from grpo_run.watchdog.json_values import from_json, to_json
+from grpo_run.watchdog.json_values import pack
 from grpo_run.watchdog.observation import Exit, RankError, Slot
 from grpo_run.watchdog.verdict import Verdict
 
@@ -55,7 +54,7 @@ class HostReport:
         return self.verdict is not None or any(not exit.completed for _, exit in self.exits)
 
     def encoded(self, limit_bytes: int) -> bytes:
-        """Return the report as JSON; what is least needed is left out until it is short enough."""
+        """Return the report to be sent; what is least needed is left out until it is short enough."""
         bare = tuple((at, replace(exit, error=None)) for at, exit in self.exits)
         short = replace(self, positions={})
         for report in (
@@ -64,17 +63,20 @@ class HostReport:
             replace(short, slots={}),
             replace(short, slots={}, errors={}, exits=bare),
         ):
-            text = json.dumps(to_json(report), separators=(",", ":")).encode()
-            if len(text) <= limit_bytes:
+            packed = pack(report)
+            if len(packed) <= limit_bytes:
                 break
-        return text
+        return packed
 
 
-def report_of(evidence: Evidence, *, node: int, host: str, seen_at: Mapping[int, float]) -> HostReport:
+def report_of(
+    evidence: Evidence, *, node: int, host: str, seen_at: Mapping[int, float], since_seconds: float = 0.0
+) -> HostReport:
     """Return what a host tells of its evidence.
 
     Args:
         seen_at: when each exit was seen, by rank, in seconds since the epoch.
+        since_seconds: how long ago a hang began.
     """
     own = diagnose(evidence)
     hangs = evidence.deadlock is not None or evidence.stall is not None or evidence.outside is not None
@@ -90,17 +92,8 @@ def report_of(evidence: Evidence, *, node: int, host: str, seen_at: Mapping[int,
         ),
         errors={rank: _shorter(error) for rank, error in evidence.errors.items()},
         positions=evidence.positions,
-        verdict=own if alone else None,
+        verdict=replace(own, since_seconds=max(own.since_seconds, since_seconds)) if alone else None,
     )
-
-
-def decode(text: bytes) -> HostReport:
-    """Return a report of another host.
-
-    Raises:
-        ValueError: it is not one.
-    """
-    return from_json(HostReport, json.loads(text))
 
 
 def join(own: Evidence, reports: Sequence[HostReport], lost: Sequence[str]) -> Evidence:
@@ -117,14 +110,24 @@ def join(own: Evidence, reports: Sequence[HostReport], lost: Sequence[str]) -> E
         key=lambda one: one[:3],
     )
     verdicts = [report.verdict for report in reports if report.verdict is not None]
+    outside = verdicts[0] if verdicts else None
+    if outside is not None:  # each host knows the lines of its own ranks best
+        places = _merged(
+            {rank: place for rank, place in report.verdict.locations.items() if rank in report.ranks}
+            for report in reports
+            if report.verdict is not None
+        )
+        place = places.get(outside.culprit, outside.location) if outside.culprit is not None else None
+        outside = replace(
+            outside, locations={**outside.locations, **places}, location=place or outside.location
+        )
     return replace(
         own,
         slots=_merged(report.slots for report in reports),
         exits=tuple(replace(one[3], order=order) for order, one in enumerate(seen)),
         errors=_merged(report.errors for report in reports),
         positions=_merged(report.positions for report in reports),
-        outside=verdicts[0] if verdicts else None,
-        deadlock=None if verdicts else own.deadlock,
+        outside=outside,
         hosts={rank: report.host for report in reports for rank in report.ranks},
         lost_hosts=tuple(lost),
     )
