@@ -111,10 +111,9 @@ class HostExchange:
         return {node: one[1] for node, one in found.items() if one is not None}
 
     def name_of(self, node: int) -> str:
-        """How a host calls itself; its number if another one has that name, or it was never heard."""
-        names = {self.node: self.name} | {n: str(heard.head["host"]) for n, heard in self._heard.items()}
-        name = names.get(node, "")
-        return name if name and list(names.values()).count(name) == 1 else f"{name} {node}".strip()
+        """How a host calls itself; its number if it was never heard."""
+        heard = self._heard.get(node)
+        return str(heard.head["host"] if heard is not None else node)
 
     def silent_seconds(self, node: int) -> float:
         """For how long a host was not heard; since the beginning if it never was."""
@@ -139,11 +138,12 @@ class HostExchange:
     def look_for(self, nodes: Sequence[int]) -> dict[int, Answer]:
         """Ask hosts whether they are there, all at once; takes as long as a connection may take.
 
-        One that refuses is up, and has no supervisor any more. One that was never heard is not asked.
+        One that refuses is up, and has no supervisor any more. One that was never heard is silent.
         """
         ports = {node: self._heard[node].head["port"] for node in nodes[:MAX_PROBED] if node in self._heard}
         with ThreadPoolExecutor(MAX_PROBED) as pool:
-            return dict(zip(ports, pool.map(lambda port: probe(*port), ports.values()), strict=True))
+            found = dict(zip(ports, pool.map(lambda port: probe(*port), ports.values()), strict=True))
+        return dict.fromkeys(nodes, Answer.silent) | found
 
     def close(self) -> None:
         """End the thread, and the store if this host serves it. Does not wait for it."""
@@ -177,7 +177,7 @@ class HostExchange:
         with self._lock:
             new = {name: one for name, one in self._published.items() if sent.get(name) != one[0]}
         for name, (version, payload) in new.items():
-            store.set(_key(self.node, name), payload)
+            store.set(_key(self.node, name), payload)  # type: ignore[arg-type]  # it takes bytes
             sent[name] = version
         self.beats += 1
         have = [node for node, heard in self._heard.items() if FAULT in heard.payloads]

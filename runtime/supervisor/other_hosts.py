@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TypeVar
 
-from grpo_run.runtime.history.host_status import HEARD_SECONDS, HostStatus, own_status, write_hosts
+from grpo_run.runtime.history.host_status import HostStatus, own_status, write_hosts
 from grpo_run.runtime.history.run_directory import RunDirectory
 from grpo_run.runtime.processes.host_exchange import FAULT, MAX_PAYLOAD_BYTES, HostExchange
 from grpo_run.runtime.processes.meeting import Answer
@@ -33,6 +33,8 @@ ANSWER_SECONDS = 2.0
 """How long the reports of other hosts are waited for."""
 SILENT_SECONDS = 1.0
 """A host that was not heard for so long is asked whether it is there, four beats after the last."""
+LOOK_SECONDS = 0.1
+"""Longest time between two looks at who is heard."""
 SHOW_SECONDS = 1.0
 STATUS = "status"
 Value = TypeVar("Value")
@@ -73,14 +75,11 @@ class OtherHosts:
         exchange = self.exchange
         if exchange is None:
             return ()
-        told = _unpacked(HostStatus, exchange.latest(STATUS))
+        told = _unpacked(HostStatus, exchange.latest(STATUS)) | {exchange.node: self._own}
         return tuple(
-            self._own
-            if node == exchange.node
-            else replace(
-                told.get(node, HostStatus(name="")),
-                name=exchange.name_of(node),
-                silent_seconds=round(exchange.silent_seconds(node), 1),
+            replace(
+                told.get(node, HostStatus(name=exchange.name_of(node))),
+                silent_seconds=None if node == exchange.node else round(exchange.silent_seconds(node), 1),
             )
             for node in range(exchange.nodes)
         )
@@ -121,26 +120,18 @@ class OtherHosts:
         own = self._report(exchange, incident.evidence, attempt, time.monotonic() - began_at)
         gone, missing = self._await_reports(exchange)
         reports = [own, *self._reports(exchange).values()]
-        evidence = join(
-            incident.evidence,
-            reports,
-            [
-                f"The supervisor of host {exchange.name_of(node)} is gone, and its ranks with it."
-                for node in gone
-            ],
+        lost = [f"The supervisor of host {name} is gone, and its ranks with it." for name in gone]
+        return replace(
+            incident, evidence=join(incident.evidence, reports, lost), missing=[*incident.missing, *missing]
         )
-        return replace(incident, evidence=evidence, missing=[*incident.missing, *missing])
 
     def _report(
         self, exchange: HostExchange, evidence: Evidence, attempt: Attempt, since_seconds: float = 0.0
     ) -> HostReport:
         report = report_of(
-            evidence,
-            node=exchange.node,
-            host=exchange.name,
-            seen_at=attempt.exits.seen_at,
+            evidence, node=exchange.node, host=exchange.name, seen_at=attempt.exits.seen_at,
             since_seconds=since_seconds,
-        )
+        )  # fmt: skip
         told = report.encoded(MAX_PAYLOAD_BYTES)
         exchange.publish(FAULT, told)
         return unpack(HostReport, told)  # what the others judge by
@@ -148,37 +139,28 @@ class OtherHosts:
     def _reports(self, exchange: HostExchange) -> dict[int, HostReport]:
         return _unpacked(HostReport, exchange.latest(FAULT))
 
-    def _await_reports(self, exchange: HostExchange) -> tuple[list[int], list[str]]:
-        """Wait for the other hosts; return those whose supervisor is gone, and what is missing."""
+    def _await_reports(self, exchange: HostExchange) -> tuple[list[str], list[str]]:
+        """Wait for the other hosts; return the names of those without a supervisor, and what is missing."""
         deadline = time.monotonic() + ANSWER_SECONDS
         exchange.hurry(ANSWER_SECONDS)
         answers: dict[int, Answer] = {}
         while True:
             told = self._reports(exchange)
-            awaited = [
-                node
-                for node in exchange.others
-                if node not in answers and not (node in told and exchange.has_confirmed(node))
-            ]
+            ready = {node for node in told if exchange.has_confirmed(node)} | answers.keys()
+            awaited = [node for node in exchange.others if node not in ready]
             remaining = deadline - time.monotonic()
             if not awaited or remaining <= 0:
                 break
-            silent = [node for node in awaited if exchange.silent_seconds(node) > SILENT_SECONDS]
-            if silent:
-                answers |= exchange.look_for(silent)
-            exchange.wait(min(remaining, 0.1))
-        gone = [node for node, answer in answers.items() if answer is Answer.refused and node not in told]
-        missing = [
-            f"host {exchange.name_of(node)}: "
-            + (
-                "its supervisor is gone"
-                if node in gone
-                else f"not heard for {exchange.silent_seconds(node):.1f} s"
-                if exchange.silent_seconds(node) > HEARD_SECONDS / 2
-                else f"no report within {ANSWER_SECONDS:.0f} s"
+            answers |= exchange.look_for(
+                [node for node in awaited if exchange.silent_seconds(node) > SILENT_SECONDS]
             )
-            for node in exchange.others
-            if node not in told
+            exchange.wait(min(remaining, LOOK_SECONDS))
+        silent = [node for node in exchange.others if node not in told]
+        gone = [exchange.name_of(node) for node in silent if answers.get(node) is Answer.refused]
+        missing = [
+            f"host {exchange.name_of(node)} has not told what it knows; it was heard"
+            f" {exchange.silent_seconds(node):.1f} s ago"
+            for node in silent
         ]
         return gone, missing
 

@@ -114,7 +114,7 @@ def diagnose(evidence: Evidence) -> Verdict:
         verdict = replace(
             verdict, cause=Cause.node_lost, confidence="proved", sentence=sentence, signature=signature
         )
-    if verdict.culprit in evidence.hosts:
+    if verdict.culprit is not None and verdict.culprit in evidence.hosts:
         named = rf"\g<0> on host {evidence.hosts[verdict.culprit]}"
         sentence = re.sub(rf"\b[Rr]ank {verdict.culprit}\b", named, verdict.sentence, count=1)
         verdict = replace(verdict, sentence=sentence)

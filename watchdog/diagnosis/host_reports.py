@@ -17,7 +17,7 @@ from grpo_run.watchdog.deadlocks.positions import Position
 from grpo_run.watchdog.diagnosis.fault import Evidence, diagnose
 from grpo_run.watchdog.json_values import pack
 from grpo_run.watchdog.observation import Exit, RankError, Slot
-from grpo_run.watchdog.verdict import Verdict
+from grpo_run.watchdog.verdict import Location, Verdict
 
 Value = TypeVar("Value")
 MAX_TEXT = 8000
@@ -53,19 +53,18 @@ class HostReport:
         """Whether something has failed on the host, so that the other hosts have to act."""
         return self.verdict is not None or any(not exit.completed for _, exit in self.exits)
 
+    @property
+    def own_lines(self) -> dict[int, Location]:
+        """The lines of the host's ranks, by its own verdict."""
+        found = self.verdict.locations if self.verdict is not None else {}
+        return {rank: place for rank, place in found.items() if rank in self.ranks}
+
     def encoded(self, limit_bytes: int) -> bytes:
-        """Return the report to be sent; what is least needed is left out until it is short enough."""
-        bare = tuple((at, replace(exit, error=None)) for at, exit in self.exits)
-        short = replace(self, positions={})
-        for report in (
-            self,
-            short,
-            replace(short, slots={}),
-            replace(short, slots={}, errors={}, exits=bare),
-        ):
-            packed = pack(report)
-            if len(packed) <= limit_bytes:
-                break
+        """Return the report to be sent; with exits and verdict only if it is too long."""
+        packed = pack(self)
+        if len(packed) > limit_bytes:
+            bare = tuple((at, replace(exit, error=None)) for at, exit in self.exits)
+            packed = pack(replace(self, slots={}, exits=bare, errors={}, positions={}))
         return packed
 
 
@@ -112,15 +111,10 @@ def join(own: Evidence, reports: Sequence[HostReport], lost: Sequence[str]) -> E
     verdicts = [report.verdict for report in reports if report.verdict is not None]
     outside = verdicts[0] if verdicts else None
     if outside is not None:  # each host knows the lines of its own ranks best
-        places = _merged(
-            {rank: place for rank, place in report.verdict.locations.items() if rank in report.ranks}
-            for report in reports
-            if report.verdict is not None
-        )
-        place = places.get(outside.culprit, outside.location) if outside.culprit is not None else None
-        outside = replace(
-            outside, locations={**outside.locations, **places}, location=place or outside.location
-        )
+        own_lines = _merged(report.own_lines for report in reports)
+        locations = {**outside.locations, **own_lines}
+        place = own_lines.get(-1 if outside.culprit is None else outside.culprit, outside.location)
+        outside = replace(outside, locations=locations, location=place)
     return replace(
         own,
         slots=_merged(report.slots for report in reports),
