@@ -86,7 +86,8 @@ class HostExchange:
         self._closed = False
         self._began_at = time.monotonic()
         self.clock = Clock(0, 0)
-        threading.Thread(target=self._run, name="grpo-run-exchange", daemon=True).start()
+        self._thread = threading.Thread(target=self._run, name="grpo-run-exchange", daemon=True)
+        self._thread.start()
 
     @property
     def others(self) -> list[int]:
@@ -145,10 +146,17 @@ class HostExchange:
             found = dict(zip(ports, pool.map(lambda port: probe(*port), ports.values()), strict=True))
         return dict.fromkeys(nodes, Answer.silent) | found
 
-    def close(self) -> None:
-        """End the thread, and the store if this host serves it. Does not wait for it."""
-        self._closed, self._served = True, None
+    def close(self, wait_seconds: float = 0.0) -> None:
+        """End the thread, and then the store if this host serves it.
+
+        Args:
+            wait_seconds: how long the thread is waited for. A process that exits while a thread returns from
+                C++ is aborted.
+        """
+        self._closed = True
         self._wake.set()
+        self._thread.join(wait_seconds)
+        self._served = None
 
     def _run(self) -> None:
         while not self._closed:

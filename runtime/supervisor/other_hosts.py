@@ -35,6 +35,8 @@ SILENT_SECONDS = 1.0
 """A host that was not heard for so long is asked whether it is there, four beats after the last."""
 LOOK_SECONDS = 0.1
 """Longest time between two looks at who is heard."""
+END_SECONDS = 3.0
+"""A request to a store that does not answer takes two."""
 SHOW_SECONDS = 1.0
 STATUS = "status"
 Value = TypeVar("Value")
@@ -58,8 +60,13 @@ class OtherHosts:
     def begin_attempt(self, exchange: HostExchange) -> None:
         """Talk to the hosts of a new attempt. The exchange of the last one ends: all have left it."""
         if self.exchange is not None:
-            self.exchange.close()
+            self.exchange.close(END_SECONDS)
         self.exchange, self._joined, self._shown_at = exchange, False, 0.0
+
+    def end(self) -> None:
+        """The run is over."""
+        if self.exchange is not None:
+            self.exchange.close(END_SECONDS)
 
     def poll(self, state: str, slots: Mapping[int, Slot | None], now: float) -> None:
         """Tell the other hosts where this one is, and the run directory where they are, once a second."""

@@ -509,7 +509,8 @@ class Supervisor:
         return self._outcome.end(event, exit_code, self.attempt, sentence)
 
     def end_features(self) -> None:
-        """Let features end what they have started: the run is over, in whatever way."""
+        """Let features end what they have started, and leave the other hosts: the run is over."""
+        self._others.end()
         for feature in self.features:
             try:
                 feature.end()
