@@ -60,6 +60,8 @@ def print_text(status: RunStatus) -> None:
         if text:
             facts.add_row(name, text)
     console.print(facts)
+    for host in status.hosts:
+        console.print(f"  {host.line}")
     for rank in fields["ranks"]:
         console.print(f"  {_rank_line(rank, status.state)}")
     notes = [late.sentence for late in status.late_ranks]

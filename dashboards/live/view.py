@@ -52,6 +52,7 @@ def view(status: RunStatus, checkpoints: Iterable[Mapping[str, Any]], now: float
         "facts": [f"{name.capitalize()}: {text}." for name, text in history.facts().items()],
         "host_memory": _host_memory(status),
         "ranks": _ranks(status),
+        "hosts": [clean(host.line) for host in status.hosts],
         "late_ranks": [clean(late.sentence) for late in status.late_ranks],
         "incidents": numbered[-SHOWN_INCIDENTS:][::-1],
         "checkpoints": [{**one, "path": clean(one["path"])} for one in checkpoints],

@@ -17,9 +17,11 @@ from grpo_run.dashboards.curves import RunCurves
 from grpo_run.dashboards.reports.charts import Point
 from grpo_run.dashboards.run_facts import facts_of, memory_of
 from grpo_run.runtime.history.history import History
+from grpo_run.runtime.history.host_status import HostStatus, read_hosts
 from grpo_run.runtime.history.run_directory import RunDirectory
 from grpo_run.runtime.history.wall_states import WallState
 from grpo_run.runtime.launching.reading import run_reader
+from grpo_run.watchdog.text import rank_names
 
 MAX_CONFIGURATION = 30_000
 SHOWN_INCIDENTS = 200
@@ -67,7 +69,7 @@ def read_run_report(run: RunDirectory) -> dict[str, Any]:
         "omitted": max(0, len(incidents) - SHOWN_INCIDENTS),
         "memory": [{"rank": rank, **one} for rank, one in enumerate(memory) if one is not None],
         "memory_notes": _memory_notes(history),
-        "settings": _settings(recorded, history),
+        "settings": _settings(recorded, history, read_hosts(run.hosts)),
         "configuration": clean(
             json.dumps(recorded, indent=2, ensure_ascii=False, default=str), MAX_CONFIGURATION
         ),
@@ -105,7 +107,7 @@ def _memory_notes(history: History) -> list[str]:
     return [clean(note) for note in (*notes, *history.notes())]
 
 
-def _settings(recorded: Mapping[str, Any], history: History) -> dict[str, str]:
+def _settings(recorded: Mapping[str, Any], history: History, hosts: Sequence[HostStatus]) -> dict[str, str]:
     typed = recorded.get("typed")
     commit = recorded.get("git_commit")
     checkpoint = history.checkpoint
@@ -113,6 +115,9 @@ def _settings(recorded: Mapping[str, Any], history: History) -> dict[str, str]:
         "Command": f"grpo-run launch {shlex.join(map(str, typed))}" if isinstance(typed, list) else "",
         "Working directory": recorded.get("working_directory"),
         "Git commit": commit,
+        "Hosts": ", ".join(
+            f"{host.name} ({rank_names(one.rank for one in host.ranks)})" for host in hosts if host.ranks
+        ),
         "Last checkpoint": f"step {checkpoint.step}: {checkpoint.path}" if checkpoint else "",
     }
     return {name: clean(text) for name, text in rows.items() if text}

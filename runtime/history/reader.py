@@ -17,6 +17,7 @@ from grpo_run.runtime.board.board import Board
 from grpo_run.runtime.errors import RunDirectoryError
 from grpo_run.runtime.event import Event
 from grpo_run.runtime.history.history import DECODER, History, HistoryPart
+from grpo_run.runtime.history.host_status import read_hosts
 from grpo_run.runtime.history.journal import JournalReader
 from grpo_run.runtime.history.progress import newest_commit
 from grpo_run.runtime.history.run_directory import RunDirectory
@@ -126,6 +127,7 @@ class RunReader:
         # pages of a board on another machine are as old as this machine's cache, and its clock is another
         if supervisor is not None and supervisor.is_on_this_machine:
             observed["host_memory"] = read_last_sample(run.host_memory)
+            observed["hosts"] = read_hosts(run.hosts)
             with contextlib.suppress(RunDirectoryError):
                 board = Board.open(run.board)
                 observed |= observe(board) | {"awaited": board.read_awaited()}

@@ -6,6 +6,7 @@
       supervisor.jsonl        events that are of no rank, as a log of bounded size
       board.mmap              one slot per rank
       host_memory.mmap        the last sample of the host's memory
+      hosts.json              the hosts of a run over several, as this one has heard them last
       lock                    held by the supervisor, whose identity it has
       processes.json          the last supervisor, and the token of its ranks
       imports.json            digests of the user's files that the ranks have imported
@@ -88,6 +89,7 @@ class RunDirectory:
     run_json = _Inside("run.json")
     lock = _Inside("lock")
     host_memory = _Inside("host_memory.mmap")
+    hosts = _Inside("hosts.json")
     processes = _Inside("processes.json")
     imports = _Inside("imports.json")
     incidents = _Inside("incidents")

@@ -17,6 +17,7 @@ from grpo_run.runtime.board.board import Board
 from grpo_run.runtime.history._wait_line import WaitLine, find_wait
 from grpo_run.runtime.history.events import RankCounted
 from grpo_run.runtime.history.history import History
+from grpo_run.runtime.history.host_status import HostStatus
 from grpo_run.runtime.history.summary import summarize
 from grpo_run.runtime.history.totals import event_of
 from grpo_run.watchdog.json_values import to_json
@@ -59,6 +60,8 @@ class RunStatus:
     journal_lost: int = 0
     hosts_awaited: str = ""
     """Which hosts are waited for; empty if none is. Known to the supervisor only."""
+    hosts: tuple[HostStatus, ...] = ()
+    """All hosts of a run over several; empty in a run on one."""
     host_memory: HostSample | None = None
     """The last sample of the host's memory; None before the first, and without a supervisor on this machine.
     """
@@ -118,6 +121,7 @@ class RunStatus:
             "waiting": self._waiting_as_json(),
             "late_ranks": [one.as_json() for one in self.late_ranks],
             "ranks": [self._rank_as_json(local_rank, slot) for local_rank, slot in enumerate(self.slots)],
+            "hosts": [to_json(host) for host in self.hosts],
             "recoveries": [recovery.as_json() for recovery in history.recoveries],
             "sentence": self.summary,
             "exit_code": history.exit_code,

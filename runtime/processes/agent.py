@@ -27,6 +27,7 @@ from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
 
 from grpo_run.runtime.errors import HostsLostError
 from grpo_run.runtime.processes.helpers import Helpers
+from grpo_run.runtime.processes.host_exchange import HostExchange
 from grpo_run.runtime.processes.meeting import Meeting
 from grpo_run.runtime.processes.ranks import RankGroup, RankSpec
 from grpo_run.watchdog.observation import Exit
@@ -91,6 +92,9 @@ class AttemptController(Protocol):
 
         Without the endpoint the others cannot meet again.
         """
+
+    def hosts_met(self, exchange: HostExchange) -> None:
+        """Several hosts have ranks in the attempt that starts; called before `attempt_starting`."""
 
     def hosts_awaited(self, text: str) -> None:
         """Other hosts are waited for, or no longer: then the text is empty."""
@@ -210,6 +214,14 @@ class Agent(LocalElasticAgent):
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         assert worker_group.group_rank is not None
+        nodes = worker_group.group_world_size
+        if nodes is not None and nodes > 1:
+            assert worker_group.master_addr is not None
+            assert worker_group.master_port is not None
+            address = worker_group.master_addr, worker_group.master_port
+            self._controller.hosts_met(
+                HostExchange(address, node=worker_group.group_rank, nodes=nodes, served=self._attempt_store)
+            )
         files = self._controller.attempt_starting(worker_group.workers, worker_group.group_rank)
         specs = [
             RankSpec(

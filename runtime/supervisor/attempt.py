@@ -42,6 +42,8 @@ class Exits:
         self._files = files
         self._warn = warn
         self.seen: list[Exit] = []
+        self.seen_at: dict[int, float] = {}
+        """By rank, in seconds since the epoch."""
 
     @property
     def failed(self) -> list[Exit]:
@@ -81,6 +83,7 @@ class Exits:
                 text = f"rank {exit.rank} exited with code 0 {how} (os._exit?); it counts as finished"
                 self._warn(exit.rank, text)
             self.seen.append(self._explained(replace(exit, completed=done or left)))
+            self.seen_at[exit.rank] = time.time()
 
     def _explained(self, exit: Exit) -> Exit:
         """The exit with the error that the rank has left, and what its output adds to that."""

@@ -117,6 +117,8 @@ class FaultHandler:
             self._lifecycle.fire(RunEvent.fault)
         began_at = self._wall_time_of_fault(context, exits_unseen_since)
         incident = gather(self._run, context)
+        if not left:  # else nothing of the run is lost, here or elsewhere
+            incident = context.join(incident)
         verdict = self._explained(diagnose(incident.evidence))
         self._write_incident(incident, verdict, slots, began_at)
         if left:

@@ -19,6 +19,7 @@ from grpo_run.runtime.history.history import History
 from grpo_run.runtime.history.lifecycle import Lifecycle, RunEvent, RunState
 from grpo_run.runtime.history.reporter import Reporter
 from grpo_run.runtime.history.status import read_late_ranks
+from grpo_run.runtime.processes.host_exchange import HostExchange
 from grpo_run.runtime.supervisor.attempt import Attempt
 from grpo_run.runtime.supervisor.detection.detector import HangDetector
 from grpo_run.runtime.supervisor.detection.finding import HangFinding
@@ -59,19 +60,24 @@ class HangMonitor:
         self._durations_written_at = time.monotonic()
         self._step = StepClock(detector.settings, time.monotonic())
 
-    def begin_attempt(self, attempt: Attempt, board: Board, pids: Mapping[int, int]) -> None:
+    def begin_attempt(
+        self, attempt: Attempt, board: Board, pids: Mapping[int, int], exchange: HostExchange | None = None
+    ) -> None:
         """Watch the ranks of a new attempt.
 
         Args:
             attempt: that has started.
             pids: process ids by rank.
+            exchange: with the other hosts; None if there are none.
         """
         self._suspicion = None
         self._board = board
         self._awaited_shown = (None, -math.inf)
         self._step = StepClock(self.detector.settings, time.monotonic())
         self.detector.phase_durations.earlier_attempts = dict(self._history.phases)
-        self.detector.begin_attempt(board, attempt.local_rank_of, pids, attempt.sockets, attempt.world_size)
+        self.detector.begin_attempt(
+            board, attempt.local_rank_of, pids, attempt.sockets, attempt.world_size, exchange
+        )
 
     def poll(self, slots: Mapping[int, Slot | None]) -> HangFinding | None:
         """Scan once and report. Returns a confirmed hang, or None."""

@@ -62,6 +62,7 @@ class IncidentContext:
         outside: a fault outside the ranks that a feature has found.
         stop_seconds: how long the ranks had been asked to stop, if that is the only fault.
         kills_of: returns which of the ranks that have exited the kernel has killed for lack of memory.
+        join: adds the evidence of other hosts to that of this one.
     """
 
     attempt: Attempt
@@ -73,6 +74,7 @@ class IncidentContext:
     outside: Verdict | None = None
     stop_seconds: float = 0.0
     kills_of: Callable[[Collection[Exit]], KernelKills] = lambda exits: KernelKills()
+    join: Callable[[OpenIncident], OpenIncident] = lambda incident: incident
 
     def read_slots(self) -> dict[int, Slot | None]:
         """Read the slots of the attempt's ranks."""
@@ -235,7 +237,7 @@ def tell_ranks(context: IncidentContext, verdict: Verdict) -> None:
     if not waiting:
         return
     context.board.publish_disagreement(verdict.sentence)
-    for rank in at.keys() - waiting:
+    for rank in (at.keys() - waiting) & context.attempt.local_rank_of.keys():
         with (
             contextlib.suppress(OSError),
             open(context.attempt.files.stderr(rank), "a", encoding="utf-8") as log,

@@ -38,6 +38,7 @@ from grpo_run.runtime.launch.config import RunConfig
 from grpo_run.runtime.memory.files import read_facts
 from grpo_run.runtime.processes import forkserver
 from grpo_run.runtime.processes.agent import Directive
+from grpo_run.runtime.processes.host_exchange import HostExchange
 from grpo_run.runtime.processes.ranks import RankGroup
 from grpo_run.runtime.processes.termination import TerminatedProcess
 from grpo_run.runtime.snapshots.area import StagingArea
@@ -54,6 +55,7 @@ from grpo_run.runtime.supervisor.hang_monitor import HangMonitor
 from grpo_run.runtime.supervisor.host_watch import HostWatch
 from grpo_run.runtime.supervisor.incident import IncidentContext
 from grpo_run.runtime.supervisor.no_trainer import NoTrainerWatch
+from grpo_run.runtime.supervisor.other_hosts import OtherHosts
 from grpo_run.runtime.supervisor.outcome import RunOutcome
 from grpo_run.runtime.supervisor.points import FeatureFactory
 from grpo_run.runtime.supervisor.setting_aside import set_aside
@@ -134,6 +136,7 @@ class Supervisor:
             self.detector, lifecycle=self.lifecycle, reporter=self._reporter, history=self.history
         )
         self.stop = StopRequest(config.timeouts, self.history)
+        self._others = OtherHosts(run)
         self._host = HostWatch(run, config, self._drains, self._reporter, self.history, self.stop)
         self._advice = Advice(
             functools.partial(read_facts, run.path), self.history.advice, self._reporter.advise
@@ -253,7 +256,7 @@ class Supervisor:
         self._admits_from = None
         self._ranks_started_at = time.monotonic()
         pids = self.attempt.by_rank(ranks.pids)
-        self._hangs.begin_attempt(self.attempt, self.board, pids)
+        self._hangs.begin_attempt(self.attempt, self.board, pids, self._others.exchange)
         self._host.begin_attempt(pids)
         self._advice.begin_attempt()
         self._no_trainer.begin_attempt()
@@ -281,6 +284,10 @@ class Supervisor:
             can_meet: the others can still meet and go on.
         """
         self._host_lost, self._hosts_can_meet = sentence, can_meet
+
+    def hosts_met(self, exchange: HostExchange) -> None:
+        """Talk to the other hosts of the attempt that starts."""
+        self._others.begin_attempt(exchange)
 
     def hosts_awaited(self, text: str) -> None:
         """Show which hosts are waited for."""
@@ -325,6 +332,7 @@ class Supervisor:
         self.attempt.timeline.record(slots, self._polled_at)
         self._write_commit(slots)
         self._host.poll(self.attempt, self.board, slots, self._polled_at)
+        self._others.poll(str(self.lifecycle.state), slots, self._polled_at)
         self._live.read_ranks()
         for feature in self.features:
             feature.poll()
@@ -348,9 +356,12 @@ class Supervisor:
         # ranks that stop save what they have, and need nothing from outside
         if self.attempt.exits.failed or (outside is not None and ranks.alive and not self.stop.requested):
             return self._handle_fault(ranks, slots, outside=outside)
+        if ranks.alive and self._others.has_fault:
+            return self._handle_fault(ranks, slots)
         if self._host.restarts(ranks, self.attempt, self._polled_at):
             return self._start_again(RunEvent.memory_short)
         if self.attempt.exits.seen and not ranks.alive:
+            self._others.completed(self.attempt, slots)
             if not self.attempt.exits.stopped:
                 return self._end(RunEvent.completed, EXIT_FINISHED)
             self._end(RunEvent.stopped, EXIT_STOPPED)
@@ -440,6 +451,7 @@ class Supervisor:
             awaited=self.detector.awaited, blind=dict(self.detector.blind),
             journal_lost=self._live.journal.lost,
             host_memory=self._host.latest, complete=complete, hosts_awaited=self._hosts_awaited,
+            hosts=self._others.status() if complete else (),
             collectives=self.detector.collective_progress() if complete else {},
         )  # fmt: skip
 
@@ -520,6 +532,7 @@ class Supervisor:
             detector=self.detector,
             best_position=self.history.best_position,
             kills_of=self._host.kills_of,
+            join=lambda incident: self._others.join(incident, self.attempt, observed.get("finding")),
             **observed,
         )
 
@@ -527,7 +540,8 @@ class Supervisor:
         return self._outcome.end(event, exit_code, self.attempt, sentence)
 
     def end_features(self) -> None:
-        """Let features end what they have started: the run is over, in whatever way."""
+        """Let features end what they have started, and leave the other hosts: the run is over."""
+        self._others.end()
         for feature in self.features:
             try:
                 feature.end()

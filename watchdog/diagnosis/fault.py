@@ -7,6 +7,7 @@ are called by `runtime/supervisor/faults.py`, one after another. Pure: `Evidence
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -58,6 +59,8 @@ class Evidence:
         kills: which of the exited ranks the kernel has killed for lack of memory.
         shared_memory_free_bytes: space in /dev/shm after a rank has died as one dies that finds it full; None
             if none has, or it is not known.
+        hosts: the name of each rank's host, if this is the evidence of several (`host_reports.py`).
+        lost_hosts: a sentence for each of them whose supervisor is gone.
     """
 
     slots: Mapping[int, Slot | None]
@@ -73,6 +76,8 @@ class Evidence:
     stacks: Mapping[int, Sequence[Stack]] = field(default_factory=dict)
     kills: KernelKills = field(default_factory=KernelKills)
     shared_memory_free_bytes: int | None = None
+    hosts: Mapping[int, str] = field(default_factory=dict)
+    lost_hosts: Sequence[str] = ()
 
     @property
     def failed(self) -> list[Exit]:
@@ -103,10 +108,25 @@ class Evidence:
 
 def diagnose(evidence: Evidence) -> Verdict:
     """Return the verdict on a fault."""
+    verdict = _diagnose(evidence)
+    if verdict.cause is Cause.unknown and evidence.lost_hosts and evidence.outside is None:
+        sentence, signature = " ".join(evidence.lost_hosts), str(Cause.node_lost)
+        verdict = replace(
+            verdict, cause=Cause.node_lost, confidence="proved", sentence=sentence, signature=signature
+        )
+    if verdict.culprit is not None and verdict.culprit in evidence.hosts:
+        named = rf"\g<0> on host {evidence.hosts[verdict.culprit]}"
+        sentence = re.sub(rf"\b[Rr]ank {verdict.culprit}\b", named, verdict.sentence, count=1)
+        verdict = replace(verdict, sentence=sentence)
+    return verdict
+
+
+def _diagnose(evidence: Evidence) -> Verdict:
     slots, stacks = evidence.slots, evidence.stacks
     failed, raising = evidence.failed, evidence.raising
     if evidence.outside is not None:
-        return add_locations(evidence.outside, stacks)
+        found = add_locations(evidence.outside, stacks)
+        return replace(found, locations={**evidence.outside.locations, **found.locations})
     short = [exit for exit in raising if shortage_of(exit.error, None) is not None]
     hangs = evidence.deadlock is not None or evidence.stall is not None
     if hangs and short:  # the others wait for a rank that has ended

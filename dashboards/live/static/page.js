@@ -101,7 +101,7 @@ function showRanks(run) {
       duration(rank.phase_seconds), rank.late_seconds === null ? "behind" : rank.late_seconds ? `+${duration(rank.late_seconds)}` : "first",
       rank.state, rank.pid] : [`local ${rank.local_rank}`, "–", rank.phase, "–", "–", "–", "–"],
   })));
-  when("late", run.late_ranks, late => $(".notes").replaceChildren(...late.map(text => make("li", {}, text))));
+  when("late", [...run.hosts, ...run.late_ranks], late => $(".notes").replaceChildren(...late.map(text => make("li", {}, text))));
 }
 
 function showMemory(run) {

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from grpo_run.runtime.supervisor.detection._collective_records import CollectiveRecords, Recorded
+from grpo_run.runtime.supervisor.detection._joint_records import JointRecords
 from grpo_run.runtime.supervisor.detection._local_ranks import LocalRanks, SlotMovement
 from grpo_run.runtime.supervisor.detection.finding import HangFinding
 from grpo_run.watchdog import processes
@@ -55,14 +56,15 @@ class Poll:
 
     def equals(self, other: Poll | None) -> bool:
         """Whether another poll saw the same."""
-        return other is not None and (self.movement, self._records, self.threads) == (
+        return other is not None and (self.movement, self.records, self.threads) == (
             other.movement,
-            other._records,
+            other.records,
             other.threads,
         )
 
     @property
-    def _records(self) -> dict[int, object]:
+    def records(self) -> dict[int, object]:
+        """What is compared of the positions."""
         return {rank: (position.records, position.exited) for rank, position in self.positions.items()}
 
 
@@ -73,11 +75,18 @@ class DeadlockDetector:
     no slot changes, in monotonic seconds; infinite if none is.
     """
 
-    def __init__(self, ranks: LocalRanks, movement: SlotMovement, records: CollectiveRecords) -> None:
+    def __init__(
+        self,
+        ranks: LocalRanks,
+        movement: SlotMovement,
+        records: CollectiveRecords,
+        joint: JointRecords | None = None,
+    ) -> None:
         self._ranks = ranks
+        self._joint = joint
         self._movement = movement
         self._records = records
-        self._next_poll_at = 0.0
+        self._next_poll_at = self._polled_at = 0.0
         self._blocked: set[int] = set()
         self._ran_at: dict[int, float] = {}
         self.last_poll: Poll | None = None
@@ -93,6 +102,8 @@ class DeadlockDetector:
         late.
         """
         self.last_poll, self.suspicion = None, None
+        if self._joint is not None:
+            self._joint.withdraw()
 
     def scan(self, slots: Mapping[int, Slot | None], now: float) -> HangFinding | None:
         """Poll if it is time to, and return a deadlock that two polls have proved."""
@@ -115,22 +126,30 @@ class DeadlockDetector:
         if now < put_off_until and self._some_are_late(slots, blocked):
             self.restart()
             self._next_poll_at = put_off_until
+        if self._joint is not None and self._joint.is_due:
+            self._next_poll_at = min(self._next_poll_at, self._polled_at + SECOND_POLL_SECONDS)
         if now < self._next_poll_at:
             joining = waiting - blocked
             self.due_at = min([self._next_poll_at, *(self._still_at(rank) for rank in joining)])
             return None
         self._blocked = blocked
+        self._polled_at = now
+        began_at = self._joint.time if self._joint is not None else 0
         last, poll = self.last_poll, self._poll(slots)
         self.last_poll = poll
         unchanged = poll.equals(last)
         # a proof takes longer than a poll, and most polls see what the last one saw
         same = last is not None and (poll.positions, poll.threads) == (last.positions, last.threads)
         poll.deadlock = deadlock = last.deadlock if last is not None and same else self._prove(poll)
+        if deadlock is None and self._joint is not None:
+            key = poll.movement, poll.records, poll.threads
+            deadlock = self._joint.prove(key, _with_threads(poll), began_at)
+            unchanged = True  # as long as a moment that all hosts share
         self.suspicion = deadlock.sentence if deadlock is not None else None
         if deadlock is None:
             longest = max(self._movement.still_seconds(rank, now) for rank in still)
             self._next_poll_at = now + min(SLOWEST_POLL_SECONDS, max(SECOND_POLL_SECONDS, longest))
-            if last is None:
+            if last is None or (self._joint is not None and self._joint.is_due):
                 self._next_poll_at = now + SECOND_POLL_SECONDS
             self.due_at = self._next_poll_at
             return None
@@ -138,7 +157,7 @@ class DeadlockDetector:
             self.due_at = self._next_poll_at = now + SECOND_POLL_SECONDS
             return None
         moved = [at for rank in deadlock.at if (at := self._movement.moved_at(rank)) is not None]
-        return HangFinding(deadlock=deadlock, began_at_seconds=max(moved))
+        return HangFinding(deadlock=deadlock, began_at_seconds=max(moved, default=now))
 
     def _may_be_blocked(self, rank: int, slot: Slot | None, now: float) -> bool:
         """Whether a rank waits for other ranks, or may do so in a backward pass.
@@ -212,7 +231,8 @@ class DeadlockDetector:
             )
             for rank, slot in slots.items()
         }
-        suspected = self._is_suspected(positions)
+        # whether those of other hosts make it a deadlock is not known here
+        suspected = self._joint is not None or self._is_suspected(positions)
         return Poll(
             movement=movement,
             recorded=recorded,
@@ -240,10 +260,11 @@ class DeadlockDetector:
         )
 
     def _prove(self, poll: Poll) -> Deadlock | None:
-        positions = {
-            rank: with_threads(position, poll.threads.get(rank)) for rank, position in poll.positions.items()
-        }
-        return prove(positions, world_size=self._ranks.world_size)
+        return prove(_with_threads(poll), world_size=self._ranks.world_size)
+
+
+def _with_threads(poll: Poll) -> dict[int, Position]:
+    return {rank: with_threads(position, poll.threads.get(rank)) for rank, position in poll.positions.items()}
 
 
 def _is_same(one: Collective, other: Collective) -> bool:

@@ -18,9 +18,11 @@ import time
 from collections.abc import Callable, Mapping
 
 from grpo_run.runtime.board.board import Board
+from grpo_run.runtime.processes.host_exchange import HostExchange
 from grpo_run.runtime.supervisor.detection._collective_progress import CollectiveProgressPoller, Positions
 from grpo_run.runtime.supervisor.detection._collective_records import CollectiveRecords
 from grpo_run.runtime.supervisor.detection._deadlock_detector import DeadlockDetector
+from grpo_run.runtime.supervisor.detection._joint_records import JointRecords
 from grpo_run.runtime.supervisor.detection._local_ranks import LocalRanks, PhaseDurations, SlotMovement
 from grpo_run.runtime.supervisor.detection._stall_detector import StallDetector
 from grpo_run.runtime.supervisor.detection._wait_detector import WaitDetector
@@ -70,10 +72,12 @@ class HangDetector:
         pids: Mapping[int, int],
         sockets: Mapping[int, str],
         world_size: int,
+        exchange: HostExchange | None = None,
     ) -> None:
         """Discard everything observed in the last attempt.
 
-        `local_ranks` (slot indices), `pids` and `sockets` are by rank.
+        `local_ranks` (slot indices), `pids` and `sockets` are by rank; `exchange` is with the other hosts
+        that have ranks.
         """
         now = self._clock()
         self._ranks = LocalRanks(
@@ -86,7 +90,8 @@ class HangDetector:
         self.phase_durations.begin_attempt(board, local_ranks)
         self._movement = SlotMovement()
         self._records = CollectiveRecords(self._ranks, self._clock)
-        self._deadlocks = DeadlockDetector(self._ranks, self._movement, self._records)
+        joint = JointRecords(exchange, world_size) if exchange is not None else None
+        self._deadlocks = DeadlockDetector(self._ranks, self._movement, self._records, joint)
         self._stalls = StallDetector(
             self._ranks, self.settings, self._movement, self._records, self.phase_durations, now
         )

@@ -12,6 +12,7 @@ from support.incidents import HOSTILE
 
 from grpo_run.dashboards.clean_text import clean
 from grpo_run.dashboards.live.view import view
+from grpo_run.runtime.history.host_status import HostStatus
 from grpo_run.runtime.history.recovery import Recovery
 from grpo_run.runtime.history.status import RunStatus
 from grpo_run.watchdog.observation import Phase
@@ -86,6 +87,16 @@ def test_lateness_waits_and_memory_of_ranks_are_shown(
     assert [memory[name] / gib for name in ("now_bytes", "peak_bytes", "capacity_bytes")] == [20, 70, 80]
     assert ranks[2]["phase"] == "cannot be observed"
     assert memory["by_phase"][Phase.generate.name] == 60 * gib
+
+
+def test_the_hosts_of_a_run_over_several_are_shown(make_status: MakeStatus) -> None:
+    """In their order, without what would break a page; a run on one host has none."""
+    assert shown(make_status())["hosts"] == []
+    hosts = HostStatus(name="node0", state="running"), HostStatus(name=f"{ANSI}node1", silent_seconds=60.0)
+    lines = shown(replace(make_status(), hosts=hosts))["hosts"]
+    assert lines[0] == "host node0: running, this host"
+    assert lines[1].endswith("node1: nothing told yet, not heard for 60 s")
+    assert "\x1b" not in lines[1]
 
 
 def test_texts_of_scripts_are_harmless(make_status: MakeStatus) -> None:

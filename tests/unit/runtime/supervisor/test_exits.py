@@ -151,7 +151,9 @@ class FakeRanks:
         self.asked: list[float] = []
         self._ends = list(ends)
         self.alive = {exit.rank: exit.pid for exit in ends if exit is not None} or {0: 100}
-        monkeypatch.setattr(exits_module, "time", SimpleNamespace(monotonic=lambda: self.now))
+        monkeypatch.setattr(
+            exits_module, "time", SimpleNamespace(monotonic=lambda: self.now, time=lambda: 0.0)
+        )
 
     def wait(self, seconds: float) -> list[Exit]:
         """Return the next exit."""
