@@ -33,6 +33,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from grpo_run.runtime.checkpoints import fencing
 from grpo_run.runtime.errors import RunDirectoryError
 from grpo_run.runtime.files import NO_SPACE_ERRNOS, lock_file, sees_lock, show_lock, write_json
 from grpo_run.runtime.memory import files
@@ -265,6 +266,7 @@ OWN_NAMES = (
     "report.html",
     "trace.json.gz",
     files.FILE_NAME,
+    fencing.RECORD,
     "plan_traces",
     "rollout-server.log",
     "memory_forecast",  # of earlier releases, whose runs are continued, as is the next
