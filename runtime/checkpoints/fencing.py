@@ -127,9 +127,15 @@ def begin(fence: Path, output_dir: Path, run_id: str) -> None:
 
 
 def _end(attempt: Path, fence: Path) -> None:
+    fences = [attempt / name for name in _names(attempt)]
+    _remove(attempt, fence)
+    for ended in fences:
+        shutil.rmtree(writing_folder(ended), ignore_errors=True)
+
+
+def _remove(attempt: Path, fence: Path) -> None:
     for _ in range(TRIES):
         for folder in (attempt / name for name in _names(attempt)):
-            shutil.rmtree(writing_folder(folder), ignore_errors=True)
             for name in _names(folder):
                 with suppress(FileNotFoundError):  # its attempt has renamed it
                     os.rename(folder / name, fence / name)

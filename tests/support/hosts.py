@@ -1,9 +1,10 @@
 """Hosts of their own on one machine, for runs over several: `with hosts(folder, 2) as (one, two): ...`.
 
 A host is a set of namespaces: network with an address, names, processes, shared memory, IPC and mounts. It
-has `/etc/hosts`, `/dev/shm`, claims and a disk (`Host.disk`) of its own; the rest of the file system is shared. Hosts
-are connected by a bridge in a network namespace of its own, so nothing of the machine's network changes, and
-all of it is gone with its processes. Making them takes root, unshare, nsenter and ip: see `missing()`.
+has `/etc/hosts`, `/dev/shm`, claims and a disk (`Host.disk`) of its own; the rest of the file system is
+shared. Hosts are connected by a bridge in a network namespace of its own, so nothing of the machine's network
+changes, and all of it is gone with its processes. Making them takes root, unshare, nsenter and ip: see
+`missing()`.
 """
 
 from __future__ import annotations

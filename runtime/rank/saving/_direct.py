@@ -26,7 +26,7 @@ from grpo_run.runtime.checkpoints.search import (
     name_of,
     snapshot_places,
 )
-from grpo_run.runtime.errors import Superseded, SupersededError
+from grpo_run.runtime.errors import CheckpointError, Superseded, SupersededError
 from grpo_run.runtime.history.events import CheckpointFailed, CheckpointPublished
 from grpo_run.runtime.rank.saving._reservation import Written
 from grpo_run.runtime.rank.saving.contents import CheckpointContents
@@ -185,23 +185,37 @@ class DirectSaves:
         written = writing / identity.folder
         directory = directory_of(identity, self._output)
         path = directory / name_of(directory, identity.step)
-        result = write(written)
+        refused, superseded = SupersededError(f"{path.name} is not published"), False
+        try:
+            result = write(written)
+        except Exception as error:
+            if fence.exists():
+                raise
+            self._session.warn(str(refused))  # the newer attempt has removed what was written
+            raise Superseded from error
         self.written.agree()
-        superseded = False
         if self._session.is_main:
-            manifest = write_manifest(written, identity)
-            make_directory(directory)
             try:
+                manifest = write_manifest(written, identity)
+                make_directory(directory)
                 publish(written, path, fence=fence)
-            except SupersededError as error:
-                self._session.warn(str(error))
+            except (SupersededError, CheckpointError, OSError) as error:
+                if fence.exists() and not isinstance(error, SupersededError):
+                    raise
+                self._session.warn(str(refused))
                 superseded = True
             else:
                 best = self._contents.best() if identity.scheduled else None
                 self._record(identity, path, manifest.size_bytes, best, began)
             shutil.rmtree(writing, ignore_errors=True)
         # callbacks of any rank may read what is published, and the ranks of a superseded attempt end together
-        if self._session.votes.maximum(int(superseded)):
+        try:
+            superseded = bool(self._session.votes.maximum(int(superseded)))
+        except Exception as error:
+            if not superseded:
+                raise
+            raise Superseded from error  # the other hosts are gone
+        if superseded:
             raise Superseded
         if identity.scheduled:
             self._contents.published(path)
