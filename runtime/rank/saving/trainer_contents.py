@@ -141,11 +141,10 @@ class TrainerContents(CheckpointContents):
         Args:
             directory: where the present checkpoint is written; it gets its name in the output directory.
         """
-        state, output_dir = self._trainer.state, self._trainer.args.output_dir
-        if state.best_global_step and self._trainer.args.save_strategy != "no":
-            name = f"checkpoint-{state.best_global_step}"
-            if any(os.path.exists(os.path.join(folder, name)) for folder in (directory, output_dir)):
-                state.best_model_checkpoint = os.path.join(output_dir, name)
+        state = self._trainer.state
+        best = state.best_model_checkpoint
+        if best is not None and Path(best).parent == directory:
+            state.best_model_checkpoint = os.path.join(self._trainer.args.output_dir, Path(best).name)
         original(*args)
 
     def _tolerate_full_disk(self, create_model_card: Callable[..., None], *args: Any, **kwargs: Any) -> None:
