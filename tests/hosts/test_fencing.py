@@ -118,6 +118,7 @@ def _cuts(folder: Path, seed: int, cuts: int, steps: int) -> None:
             newer = _main(others, after=_began(main))
             known = _published(others)
             _signal(main, pids, signal.SIGCONT)
+            main.send_signal(signal.SIGCONT)  # nsenter stops with the process that it has started
             _until(others, lambda known=known, others=others: _published(others) > known + 1)
             _verify(output)
             spare_before = main.printed().count(SPARE)
