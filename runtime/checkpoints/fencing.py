@@ -213,13 +213,20 @@ def recorded(folder: Path, output_dir: str | Path) -> Path | None:
     return Path(found[0]) if found is not None else None
 
 
-def close_recorded(*folders: Path) -> None:
-    """Forget the fences when the run has ended on this host, and remove those that it has made."""
-    for folder in folders:
-        for fence, made in _recorded(folder).values():
-            if made:
-                close(Path(fence))
-        (folder / RECORD).unlink(missing_ok=True)
+def close_recorded(folder: Path, staging: Path | None) -> None:
+    """Forget the fences when the run has ended on this host, and remove those that it has made.
+
+    Args:
+        folder: the run directory.
+        staging: the run's staging area. If it still exists, a snapshot is only in memory, and is written with
+            the fence later.
+    """
+    if staging is not None and (staging / RECORD).exists():
+        return
+    for fence, made in _recorded(folder).values():
+        if made:
+            close(Path(fence))
+    (folder / RECORD).unlink(missing_ok=True)
 
 
 def _recorded(folder: Path) -> dict[str, tuple[str, bool]]:

@@ -222,7 +222,7 @@ def _show_end(supervisor: Supervisor, screen: Screen, directory: RunDirectory) -
         supervisor.give_up("another node closed the rendezvous before this node had ranks")
     code = _code(supervisor)
     supervisor.backups.end(finished=code == EXIT_FINISHED)  # no rank can remove any more
-    fencing.close_recorded(*filter(None, (directory.path, supervisor.config.snapshot_directory)))
+    fencing.close_recorded(directory.path, supervisor.config.snapshot_directory)
     screen.show_end(supervisor.sentence, wrong_usage=code == EXIT_USAGE, run_directory=directory.path)
 
 

@@ -293,10 +293,16 @@ def test_supervisor_and_drain_worker_find_the_fence(tmp_path: Path) -> None:
     fencing.record(run, output, fence, made=False)
     assert fencing.recorded(run, tmp_path / "run" / ".." / "out") == fence
     fencing.close_recorded(run, tmp_path / "missing")
-    assert fence.exists()
+    assert fence.exists()  # another host has made it
     assert fencing.recorded(run, output) is None
-    fencing.record(run, output, fence, made=True)
-    fencing.close_recorded(run)
+    memory = tmp_path / "memory"
+    memory.mkdir()
+    for folder in (run, memory):
+        fencing.record(folder, output, fence, made=True)
+    fencing.close_recorded(run, memory)
+    assert fence.exists()  # a snapshot is only in memory
+    shutil.rmtree(memory)
+    fencing.close_recorded(run, memory)
     assert os.listdir(tmp_path / "out") == []
     assert sorted(os.listdir(tmp_path)) == ["out", "run"]
     assert os.listdir(run) == []

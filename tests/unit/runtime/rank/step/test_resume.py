@@ -154,7 +154,7 @@ def test_another_rank_uses_the_fence_of_rank_zero(session: Any, call: TrainCall,
     agree_on_resume(AttemptState(session), call, None, CallFacts())
     assert session.fence(call.output_dir) == sent
     assert fencing.recorded(session.config.run_directory, call.output_dir) == sent
-    fencing.close_recorded(session.config.run_directory)
+    fencing.close_recorded(session.config.run_directory, None)
     assert sent.exists()
 
 
