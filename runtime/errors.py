@@ -68,14 +68,7 @@ class CheckpointError(GrpoRunError):
 
 
 class SupersededError(GrpoRunError):
-    """A newer attempt of this run has begun on other hosts, so this one changes no checkpoint any more.
-
-    Args:
-        consequence: what does not happen.
-    """
-
-    def __init__(self, consequence: str) -> None:
-        super().__init__(f"a newer attempt of this run has begun on other hosts; {consequence}")
+    """A newer attempt of this run has begun on other hosts, so this one changes no checkpoint any more."""
 
 
 class RewardError(GrpoRunError):

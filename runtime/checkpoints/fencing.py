@@ -29,6 +29,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from grpo_run.runtime.checkpoints.search import holds_snapshots, lies_beside, run_folders
+from grpo_run.runtime.errors import SupersededError
 from grpo_run.runtime.files import write_json
 
 ATTEMPT = re.compile(r"\.attempt-([0-9]+)")
@@ -193,6 +194,11 @@ def lost(error: OSError, source: Path) -> bool:
         source: what was to be renamed.
     """
     return error.errno == errno.ESTALE or (error.errno == errno.ENOENT and not source.exists())
+
+
+def superseded(consequence: str) -> SupersededError:
+    """Return the error of an attempt that is refused, with what therefore does not happen."""
+    return SupersededError(f"a newer attempt of this run has begun on other hosts; {consequence}")
 
 
 def record(folder: Path, output_dir: Path, fence: Path, *, made: bool) -> None:

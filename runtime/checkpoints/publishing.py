@@ -27,7 +27,7 @@ from pathlib import Path
 from grpo_run.runtime.checkpoints import fencing
 from grpo_run.runtime.checkpoints.manifest import LOCK, MANIFEST, mark_kept, read_manifest
 from grpo_run.runtime.checkpoints.search import holds_snapshots, name_of, step_of
-from grpo_run.runtime.errors import CheckpointError, SupersededError
+from grpo_run.runtime.errors import CheckpointError
 from grpo_run.runtime.files import lock_file, sync_directory, write_json
 
 PARTIAL = re.compile(r"\.((?:checkpoint|snapshot)-[0-9]+)\.partial-[0-9a-f]+")
@@ -159,7 +159,7 @@ def publish(partial: Path, final: Path, *, fence: Path | None = None) -> None:
             os.rename(partial, inside)
         except OSError as error:
             if fencing.lost(error, fence):
-                raise SupersededError(f"{final.name} is not published") from error
+                raise fencing.superseded(f"{final.name} is not published") from error
             raise
         partial = inside
     assert replaced is not None
@@ -178,7 +178,7 @@ def publish(partial: Path, final: Path, *, fence: Path | None = None) -> None:
             with suppress(FileNotFoundError) if superseded else nullcontext():
                 os.rename(replaced, final)
         if superseded:
-            raise SupersededError(f"{final.name} is not published") from error
+            raise fencing.superseded(f"{final.name} is not published") from error
         if fence is not None:
             shutil.rmtree(partial, ignore_errors=True)
         raise

@@ -9,6 +9,7 @@
       lock                    held by the supervisor, whose identity it has
       processes.json          the last supervisor, and the token of its ranks
       imports.json            digests of the user's files that the ranks have imported
+      fences.json             in a run over several hosts, how this one changes checkpoints
       attempts/000/rank0.log  output, one file per rank, or with rank0.err one for each stream
       attempts/000/rank0.jsonl  events of a rank, as a log of bounded size
       incidents/0001-signal/  verdict.json and evidence

@@ -185,7 +185,7 @@ class DirectSaves:
         written = writing / identity.folder
         directory = directory_of(identity, self._output)
         path = directory / name_of(directory, identity.step)
-        refused, superseded = SupersededError(f"{path.name} is not published"), False
+        refused, superseded = fencing.superseded(f"{path.name} is not published"), False
         try:
             result = write(written)
         except Exception as error:

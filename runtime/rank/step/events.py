@@ -15,8 +15,9 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from grpo_run.runtime.checkpoints import fencing
 from grpo_run.runtime.checkpoints.manifest import TrainCall, mark_finished
-from grpo_run.runtime.errors import CheckpointError, Superseded, SupersededError
+from grpo_run.runtime.errors import CheckpointError, Superseded
 from grpo_run.runtime.history.events import TrainEnded, TrainStarted
 from grpo_run.runtime.rank.memory.cleanup import HostCaches, StepCleanup
 from grpo_run.runtime.rank.memory.cleanup_policy import CleanupNeed
@@ -203,7 +204,7 @@ def finish(session: Session, call: TrainCall, saver: Saver, step: int) -> None:
             except (OSError, CheckpointError) as error:
                 superseded = fence is not None and not fence.exists()
                 consequence = f"{path} could not be marked as the end of its {call.kind}"
-                reason = SupersededError(consequence) if superseded else f"{consequence}: {error}"
+                reason = fencing.superseded(consequence) if superseded else f"{consequence}: {error}"
                 session.warn(str(reason))
         if not superseded:
             session.journal.write(TrainEnded(rank=0, step=step, train_call=call.ordinal))
