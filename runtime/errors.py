@@ -8,6 +8,7 @@
     │   └── RunDirectoryError         the run directory cannot be used, or is in use
     ├── ConsensusError                ranks disagree where they must agree (names the ranks and the values)
     ├── CheckpointError               a checkpoint is incomplete or damaged (names the file and the reason)
+    ├── SupersededError               a newer attempt of the run has begun on other hosts
     ├── RewardError                   no reward of many rollouts in a row was valid
     ├── ResumeMismatchError           a restarted script does not continue its train() calls
     ├── NoHeadroomError               not enough memory for a snapshot (names the limit); goes to disk
@@ -17,6 +18,7 @@
 
     Stopped(SystemExit)               exits the user's script after an agreed stop; not an error
     AlarmRaised(SystemExit)           exits it because the ranks ended the attempt on purpose
+    Superseded(SystemExit)            exits it because a newer attempt of the run has begun on other hosts
 
 Errors of torch and of the user's script are not wrapped.
 """
@@ -68,6 +70,10 @@ class ConsensusError(GrpoRunError):
 
 class CheckpointError(GrpoRunError):
     """A checkpoint is incomplete or does not match its manifest."""
+
+
+class SupersededError(GrpoRunError):
+    """A newer attempt of this run has begun on other hosts, so this one changes no checkpoint any more."""
 
 
 class RewardError(GrpoRunError):
@@ -133,3 +139,13 @@ class AlarmRaised(SystemExit):
 
     def __str__(self) -> str:
         return "another rank has raised an alarm" if self.alarm is None else self.alarm.sentence
+
+
+class Superseded(SystemExit):
+    """Exits the user's script because a newer attempt of the run has begun on other hosts."""
+
+    def __init__(self) -> None:
+        super().__init__(1)
+
+    def __str__(self) -> str:
+        return "a newer attempt of this run has begun on other hosts"

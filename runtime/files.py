@@ -48,7 +48,9 @@ def close_with(owner: object, descriptor: int) -> weakref.finalize[[int], Any]:
     return closing
 
 
-def write_json(path: Path, value: Any, *, indent: int | None = 2, durable: bool = True) -> None:
+def write_json(
+    path: Path, value: Any, *, indent: int | None = 2, durable: bool = True, through: Path | None = None
+) -> None:
     """Replace a file by JSON text, atomically and with mode 0600.
 
     Readers see the old content or the new content, never a part. The text is ASCII, because command-line
@@ -57,25 +59,30 @@ def write_json(path: Path, value: Any, *, indent: int | None = 2, durable: bool 
     Args:
         indent: spaces per level; None writes one line.
         durable: fsync the file before the rename and its directory after it.
+        through: the directory of the temporary file, by default that of the file.
 
     Raises:
         OSError: the file cannot be written; the old content is unchanged and the temporary file is removed.
         TypeError: `value` is not JSON; nothing is written.
     """
-    replace_file(path, (json.dumps(value, indent=indent) + "\n").encode("ascii"), durable=durable)
+    text = json.dumps(value, indent=indent) + "\n"
+    replace_file(path, text.encode("ascii"), durable=durable, through=through)
 
 
-def replace_file(path: Path, content: bytes, *, mode: int = 0o600, durable: bool = False) -> None:
+def replace_file(
+    path: Path, content: bytes, *, mode: int = 0o600, durable: bool = False, through: Path | None = None
+) -> None:
     """Replace a file atomically: readers see the old content or the new content, never a part.
 
     Args:
         mode: of the new file.
         durable: fsync the file before the rename and its directory after it.
+        through: the directory of the temporary file, by default that of the file.
 
     Raises:
         OSError: the file cannot be written; the old content is unchanged and the temporary file is removed.
     """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary = (through or path.parent) / f".{path.name}.{os.getpid()}"
     try:
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, mode)
         with os.fdopen(descriptor, "wb") as file:

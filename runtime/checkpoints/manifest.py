@@ -148,11 +148,11 @@ def _is_bookkeeping(name: str) -> bool:
     return name in (MANIFEST, LOCK) or name.startswith(f".{MANIFEST}")
 
 
-def _write_sealed(path: Path, manifest: Manifest) -> Manifest:
+def _write_sealed(path: Path, manifest: Manifest, fence: Path | None = None) -> Manifest:
     # the schema comes first in the file: it says how to read the rest
     fields = {"schema_version": manifest.schema_version} | manifest.model_dump()
     sealed = manifest.model_copy(update={"seal": compute_seal(fields)})
-    write_json(path / MANIFEST, fields | {"seal": sealed.seal})
+    write_json(path / MANIFEST, fields | {"seal": sealed.seal}, through=fence)
     return sealed
 
 
@@ -162,14 +162,18 @@ def compute_seal(fields: Mapping[str, Any]) -> str:
     return blake3(json.dumps(rest, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
-def mark_finished(path: Path, finished: bool = True) -> None:
-    """Record in the manifest whether the `train()` call ended here. Raises as `read_manifest`."""
-    _write_sealed(path, read_manifest(path).model_copy(update={"finished": finished}))
+def mark_finished(path: Path, finished: bool = True, *, fence: Path | None = None) -> None:
+    """Record in the manifest whether the `train()` call ended here. Raises as `read_manifest`.
+
+    Args:
+        fence: of the attempt (`fencing.py`); None on one host.
+    """
+    _write_sealed(path, read_manifest(path).model_copy(update={"finished": finished}), fence)
 
 
-def mark_kept(path: Path) -> None:
-    """Record in the manifest that the user asked for this checkpoint. Raises as `read_manifest`."""
-    _write_sealed(path, read_manifest(path).model_copy(update={"kept": True}))
+def mark_kept(path: Path, *, fence: Path | None = None) -> None:
+    """Record in the manifest that the user asked for this checkpoint. Arguments as in `mark_finished`."""
+    _write_sealed(path, read_manifest(path).model_copy(update={"kept": True}), fence)
 
 
 def remove_manifest(path: Path) -> None:

@@ -8,7 +8,8 @@
 
 Transformers ignores all names but `checkpoint-40` when it resumes or rotates (it globs `checkpoint-*`).
 Called when a checkpoint is saved, rotated or rejected. Does not decide which checkpoints are damaged or
-deleted.
+deleted. `fence` is that of the attempt (`fencing.py`) in a run over several hosts, None on one host; there,
+what follows a first rename is left to the newer attempt when one has begun.
 """
 
 from __future__ import annotations
@@ -20,9 +21,10 @@ import secrets
 import shutil
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 
+from grpo_run.runtime.checkpoints import fencing
 from grpo_run.runtime.checkpoints.manifest import LOCK, MANIFEST, mark_kept, read_manifest
 from grpo_run.runtime.checkpoints.search import holds_snapshots, name_of, step_of
 from grpo_run.runtime.errors import CheckpointError
@@ -81,7 +83,7 @@ def remove_empty_folders(directory: Path) -> None:
 
 def _create_partial(output_dir: Path, step: int) -> tuple[Path, int]:
     for _ in range(_MAX_NAMES):
-        path = output_dir / f".{name_of(output_dir, step)}.partial-{secrets.token_hex(4)}"
+        path = output_dir / partial_name(name_of(output_dir, step))
         try:
             path.mkdir()
         except FileExistsError:
@@ -99,6 +101,11 @@ def _create_partial(output_dir: Path, step: int) -> tuple[Path, int]:
         if descriptor is not None:
             return path, descriptor
     raise FileExistsError(errno.EEXIST, "no partial checkpoint directory could be created", str(output_dir))
+
+
+def partial_name(name: str) -> str:
+    """Return a new name for a partial directory of a checkpoint or snapshot."""
+    return f".{name}.partial-{secrets.token_hex(4)}"
 
 
 def _lock(path: Path, *, create: bool, writing: bool = False) -> int | None:
@@ -131,7 +138,7 @@ def _changed_recently(path: Path) -> bool:
     return time.time() - max(times) < UNLOCKED_SECONDS
 
 
-def publish(partial: Path, final: Path) -> None:
+def publish(partial: Path, final: Path, *, fence: Path | None = None) -> None:
     """Rename a complete partial directory to its final name, replacing an older directory of that name.
 
     The older directory is renamed first and renamed back if publishing fails. If the process is killed
@@ -141,46 +148,65 @@ def publish(partial: Path, final: Path) -> None:
 
     Raises:
         CheckpointError: `partial` has no manifest.
+        SupersededError: a newer attempt has begun; no checkpoint was changed, or it restores the older one.
         OSError: the rename failed; the older directory has its name.
     """
     read_manifest(partial)
     replaced: Path | None = final.with_name(f".{final.name}.replaced-{secrets.token_hex(4)}")
+    if fence is not None:
+        replaced, inside = fencing.place_in(fence, final), fence / partial_name(final.name)
+        try:
+            os.rename(partial, inside)
+        except OSError as error:
+            if fencing.lost(error, fence):
+                raise fencing.superseded(f"{final.name} is not published") from error
+            raise
+        partial = inside
     assert replaced is not None
     try:
         os.rename(final, replaced)
-    except FileNotFoundError:
+    except OSError as error:
+        # without its fence, the next rename fails
+        if not isinstance(error, FileNotFoundError) and (fence is None or not fencing.lost(error, fence)):
+            raise
         replaced = None
     try:
         os.rename(partial, final)
-    except OSError:
+    except OSError as error:
+        superseded = fence is not None and fencing.lost(error, partial)
         if replaced is not None:
-            os.rename(replaced, final)
+            with suppress(FileNotFoundError) if superseded else nullcontext():
+                os.rename(replaced, final)
+        if superseded:
+            raise fencing.superseded(f"{final.name} is not published") from error
+        if fence is not None:
+            shutil.rmtree(partial, ignore_errors=True)
         raise
     sync_directory(final.parent)
     if replaced is not None:
         with suppress(OSError):  # the new checkpoint is published; clean_partial_directories retries
-            _delete_or_keep(replaced, final)
+            _delete_or_keep(replaced, final, fence)
     with suppress(OSError):  # a remaining lock file is harmless
         (final / LOCK).unlink()
 
 
-def _delete_or_keep(replaced: Path, final: Path) -> None:
+def _delete_or_keep(replaced: Path, final: Path, fence: Path | None) -> None:
     """Delete a replaced directory if `final` supersedes it, otherwise keep it as `replaced-checkpoint-N`."""
     try:
         older, newer = read_manifest(replaced), read_manifest(final)
         keep = older.train_call_key != newer.train_call_key
         if older.kept and not newer.kept and not keep:
-            mark_kept(final)  # the step was done again after a recovery
+            mark_kept(final, fence=fence)  # the step was done again after a recovery
     except CheckpointError:
         keep = not _is_half_written(replaced)
     if keep:
         _rename_to_free_name(replaced, final.with_name(f"replaced-{final.name}"))
         sync_directory(final.parent)
     else:
-        remove_checkpoint(replaced, final.name)
+        remove_checkpoint(replaced, final.name, fence=fence)
 
 
-def remove_checkpoint(path: Path, name: str) -> None:
+def remove_checkpoint(path: Path, name: str, *, fence: Path | None = None) -> None:
     """Rename a checkpoint to a partial name, then delete it.
 
     If the process is killed during the deletion, `clean_partial_directories` deletes the rest.
@@ -192,7 +218,7 @@ def remove_checkpoint(path: Path, name: str) -> None:
     Raises:
         OSError: it cannot be renamed; it is unchanged.
     """
-    partial = path.with_name(f".{name}.partial-{secrets.token_hex(4)}")
+    partial = (fence or path.parent) / partial_name(name)
     os.rename(path, partial)
     shutil.rmtree(partial, ignore_errors=True)
 
@@ -228,7 +254,7 @@ def is_abandoned(path: Path) -> bool:
     return True
 
 
-def clean_partial_directories(output_dir: Path) -> list[Path]:
+def clean_partial_directories(output_dir: Path, *, fence: Path | None = None) -> list[Path]:
     """Delete abandoned partial directories, and restore checkpoints that a crash left renamed.
 
     Partial directories that are still being written, and replaced directories of the same step, are not
@@ -263,26 +289,56 @@ def clean_partial_directories(output_dir: Path) -> list[Path]:
             continue
         replaced, final = output_dir / name, output_dir / match[1]
         with suppress(OSError):  # another process may have done the same
-            if final.exists():
-                _delete_or_keep(replaced, final)
-            else:
-                os.rename(replaced, final)
-                sync_directory(output_dir)
+            if fence is not None:
+                os.rename(replaced, inside := fencing.place_in(fence, final))
+            _restore(replaced if fence is None else inside, final, fence)
             cleaned.append(replaced)
     return cleaned
 
 
-def reject_checkpoint(path: Path, reason: str) -> Path | None:
+def _restore(replaced: Path, final: Path, fence: Path | None) -> None:
+    if final.exists():
+        _delete_or_keep(replaced, final, fence)
+    else:
+        make_directory(final.parent)
+        os.rename(replaced, final)
+        sync_directory(final.parent)
+
+
+def begin_attempt(fence: Path, output_dir: Path, run_id: str) -> None:
+    """End the older attempts in an output directory, and restore what they have left without its name.
+
+    Raises:
+        OSError: see `fencing.begin`.
+    """
+    fencing.begin(fence, output_dir, run_id)
+    for path, final in list(fencing.taken(fence, output_dir)):
+        with suppress(OSError):  # it stays in the fence, for the next attempt
+            if final is not None:
+                _restore(path, final, fence)
+            elif path.is_dir():
+                shutil.rmtree(path)
+            else:
+                path.unlink()
+
+
+def reject_checkpoint(path: Path, reason: str, *, fence: Path | None = None) -> Path | None:
     """Rename a damaged checkpoint to `rejected-checkpoint-N` and store the reason. Deletes nothing.
 
     Returns:
-        The new path, or None if the directory cannot be renamed (a read-only file system); callers then skip
-        it.
+        The new path, or None if the directory cannot be renamed (a read-only file system, or a newer attempt
+        has begun); callers then skip it.
     """
     assert step_of(path) is not None, path
+    source = path
     try:
-        rejected = _rename_to_free_name(path, path.with_name(f"rejected-{path.name}"))
+        if fence is not None:
+            os.rename(path, source := fencing.place_in(fence, path))
+        rejected = _rename_to_free_name(source, path.with_name(f"rejected-{path.name}"))
     except OSError:
+        if source != path:
+            with suppress(OSError):  # a newer attempt has begun, and restores it
+                os.rename(source, path)
         return None
     with suppress(OSError):  # the disk may be full; the journal records the reason too
         write_json(rejected / REASON, {"reason": reason, "was": str(path), "time": round(time.time(), 3)})

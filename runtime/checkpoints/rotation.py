@@ -16,7 +16,9 @@ from grpo_run.runtime.checkpoints.publishing import remove_checkpoint, remove_em
 from grpo_run.runtime.checkpoints.search import find_checkpoints, snapshot_places, step_of
 
 
-def rotate(directory: Path, *, newest: Path, limit: int | None, best: str | None) -> list[Path]:
+def rotate(
+    directory: Path, *, newest: Path, limit: int | None, best: str | None, fence: Path | None = None
+) -> list[Path]:
     """Delete the checkpoints that `newest` makes unnecessary.
 
     Args:
@@ -25,6 +27,7 @@ def rotate(directory: Path, *, newest: Path, limit: int | None, best: str | None
         limit: number of scheduled checkpoints to keep, including the newest (transformers'
             `save_total_limit`); None or 0 keeps all. Those that the user asked for do not count.
         best: directory name of the script's best checkpoint, which is kept in addition.
+        fence: of the attempt (`fencing.py`); None on one host.
 
     Returns:
         The deleted directories.
@@ -43,7 +46,7 @@ def rotate(directory: Path, *, newest: Path, limit: int | None, best: str | None
     over_limit = _over_limit(scheduled, new, limit, best) if new.scheduled else []
     folders = snapshot_places(directory, *new.train_call_key)
     superseded = _superseded_snapshots(folders, newest, new)
-    removed = [path for path in (*superseded, *over_limit) if _try_to_remove(path)]
+    removed = [path for path in (*superseded, *over_limit) if _try_to_remove(path, fence)]
     for folder in folders:
         remove_empty_folders(folder)
     return removed
@@ -112,9 +115,9 @@ def _age_key(path: Path) -> tuple[float, int]:
     return modified_at, step_of(path) or 0
 
 
-def _try_to_remove(path: Path) -> bool:
+def _try_to_remove(path: Path, fence: Path | None) -> bool:
     try:
-        remove_checkpoint(path, path.name)
+        remove_checkpoint(path, path.name, fence=fence)
     except OSError:
         return False  # already removed, or not removable: rotation must not fail the save
     return True

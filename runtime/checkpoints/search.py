@@ -81,9 +81,15 @@ def snapshot_places(output_dir: Path, run_id: str, train_call: int) -> tuple[Pat
     """Return where the snapshots of one `train()` call of a run may lie: in the output directory, and beside
     it.
     """
-    inside, beside = _folders(output_dir)
-    own = Path(run_id, f"call-{train_call}")
+    inside, beside = run_folders(output_dir, run_id)
+    own = f"call-{train_call}"
     return inside / own, beside / own
+
+
+def run_folders(output_dir: Path, run_id: str) -> tuple[Path, Path]:
+    """Return the folders of a run in the output directory, and beside it; they need not exist."""
+    inside, beside = _folders(output_dir)
+    return inside / run_id, beside / run_id
 
 
 def snapshot_directories(output_dir: Path, run_id: str = "*") -> list[Path]:

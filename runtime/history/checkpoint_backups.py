@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 
+from grpo_run.runtime.checkpoints import fencing
 from grpo_run.runtime.checkpoints.manifest import LOCK, MANIFEST, Manifest, read_manifest
 from grpo_run.runtime.checkpoints.publishing import partial_directory, publish
 from grpo_run.runtime.checkpoints.search import (
@@ -24,7 +25,7 @@ from grpo_run.runtime.checkpoints.search import (
     find_checkpoints,
     place_within,
 )
-from grpo_run.runtime.errors import CheckpointError
+from grpo_run.runtime.errors import CheckpointError, SupersededError
 from grpo_run.runtime.history.train_calls import TrainCalls
 
 MAX_BACKUPS = 64
@@ -102,7 +103,8 @@ class CheckpointBackups:
 
     def _put_back(self, directories: Iterable[str]) -> None:
         for directory in directories:
-            names = put_back(self._folder, self._run_id, directory)
+            fence = fencing.recorded(self._folder.parent, directory)
+            names = put_back(self._folder, self._run_id, directory, fence=fence)
             if names:
                 self._warn(put_back_sentence(names, directory))
 
@@ -117,27 +119,32 @@ def has_last_copies(folder: Path, run_id: str, directory: str) -> bool:
     return any(place.is_dir() and _missing(place, run_id, directory) for place in _places(folder, directory))
 
 
-def put_back(folder: Path, run_id: str, directory: str) -> list[str]:
+def put_back(folder: Path, run_id: str, directory: str, *, fence: Path | None = None) -> list[str]:
     """Restore the backups of an output directory if the newest is missing there. Returns their names.
 
     If it or a newer one exists, older ones were rotated away. A name that exists is left alone.
+
+    Args:
+        folder: of links in the run directory.
+        directory: the output directory.
+        fence: of the attempt (`runtime/checkpoints/fencing.py`); None on one host.
     """
     restored = []
     for place in _places(folder, directory):
         for backup, target in _missing(place, run_id, directory):
-            if _restore(backup, target):
+            if _restore(backup, target, fence):
                 restored.append(target.name)
     return restored
 
 
-def _restore(backup: FoundCheckpoint, target: Path) -> bool:
+def _restore(backup: FoundCheckpoint, target: Path, fence: Path | None) -> bool:
     """Give a checkpoint its name again; return whether it has it. Otherwise the backup stays."""
     try:
         with partial_directory(target.parent, backup.manifest.step) as partial:
             if not _link_tree(backup.path, partial):
                 return False
-            publish(partial, target)
-    except (OSError, CheckpointError):
+            publish(partial, target, fence=fence)
+    except (OSError, CheckpointError, SupersededError):
         return False
     return True
 

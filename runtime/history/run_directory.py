@@ -10,6 +10,7 @@
       lock                    held by the supervisor, whose identity it has
       processes.json          the last supervisor, and the token of its ranks
       imports.json            digests of the user's files that the ranks have imported
+      fences.json             in a run over several hosts, how this one changes checkpoints
       attempts/000/rank0.log  output, one file per rank, or with rank0.err one for each stream
       attempts/000/rank0.jsonl  events of a rank, as a log of bounded size
       incidents/0001-signal/  verdict.json and evidence
@@ -34,6 +35,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from grpo_run.runtime.checkpoints import fencing
 from grpo_run.runtime.errors import RunDirectoryError
 from grpo_run.runtime.files import NO_SPACE_ERRNOS, lock_file, sees_lock, show_lock, write_json
 from grpo_run.runtime.memory import files
@@ -267,6 +269,7 @@ OWN_NAMES = (
     "report.html",
     "trace.json.gz",
     files.FILE_NAME,
+    fencing.RECORD,
     "plan_traces",
     "rollout-server.log",
     "memory_forecast",  # of earlier releases, whose runs are continued, as is the next

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from grpo_run.runtime.board.stop_requests import StopRequests
+from grpo_run.runtime.checkpoints import fencing
 from grpo_run.runtime.errors import EXIT_FINISHED, EXIT_USAGE, HostsLostError, ProcessError, UsageError
 from grpo_run.runtime.features import modules
 from grpo_run.runtime.history.run_directory import RunDirectory
@@ -225,6 +226,7 @@ def _show_end(supervisor: Supervisor, screen: Screen, directory: RunDirectory) -
         supervisor.give_up("another node closed the rendezvous before this node had ranks")
     code = _code(supervisor)
     supervisor.backups.end(finished=code == EXIT_FINISHED)  # no rank can remove any more
+    fencing.close_recorded(directory.path, supervisor.config.snapshot_directory)
     screen.show_end(supervisor.sentence, wrong_usage=code == EXIT_USAGE, run_directory=directory.path)
 
 

@@ -16,6 +16,7 @@ import threading
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import wrapt
@@ -98,6 +99,9 @@ class Session:
         """Whether the script has run its last line or has raised; its objects may be destroyed later."""
         self._imported = ImportedFiles(run.imports) if position == 0 else None
         self._process_groups: list[Any] = []
+        self.fences: dict[str, Path] = {}
+        """In a run over several hosts, how this attempt changes checkpoints (`fencing.py`), by the real path
+        of the output directory."""
         self.rejected_checkpoints = 0
         """How many checkpoints this rank has rejected, and said so."""
         self._worker_server: Any = None
@@ -110,6 +114,10 @@ class Session:
     def config(self) -> RunConfig:
         """Configuration of the run."""
         return self.settings.config
+
+    def fence(self, output_dir: str | os.PathLike[str]) -> Path | None:
+        """The fence of an output directory; None on one host."""
+        return self.fences.get(os.path.realpath(output_dir))
 
     @property
     def is_rank(self) -> bool:

@@ -27,6 +27,7 @@ from typing import Any
 
 import setproctitle
 
+from grpo_run.runtime.checkpoints import fencing
 from grpo_run.runtime.checkpoints.completeness import TRAINER_STATE
 from grpo_run.runtime.checkpoints.manifest import write_manifest
 from grpo_run.runtime.checkpoints.publishing import (
@@ -38,7 +39,7 @@ from grpo_run.runtime.checkpoints.publishing import (
 )
 from grpo_run.runtime.checkpoints.rotation import rotate, scheduled_to_keep
 from grpo_run.runtime.checkpoints.search import directory_of, name_of
-from grpo_run.runtime.errors import CheckpointError
+from grpo_run.runtime.errors import CheckpointError, SupersededError
 from grpo_run.runtime.files import sync_tree
 from grpo_run.runtime.processes import forkserver
 from grpo_run.runtime.processes.adoption import abandon
@@ -89,7 +90,8 @@ def handle_request(
             staged = slot.read_snapshot()
             if staged is None:
                 return failed("the slot is empty")
-            return _drain(slot, staged, request, report)
+            fence = fencing.recorded(staging.path, staged.output_dir)
+            return _drain(slot, staged, request, report, fence)
     except _NoSpaceError as error:
         return failed(str(error), full=True, free_bytes=error.free_bytes)
     except OSError as error:
@@ -99,6 +101,8 @@ def handle_request(
     except BrokenSnapshotError as error:
         return failed(str(error), broken=True)
     except CheckpointError as error:  # in files just written, so a fault of the disk: a retry may succeed
+        return failed(str(error))
+    except SupersededError as error:  # a retry succeeds once this host takes part again
         return failed(str(error))
 
 
@@ -111,7 +115,11 @@ class _NoSpaceError(Exception):
 
 
 def _drain(
-    slot: StagingSlot, staged: StagedSnapshot, request: DrainRequest, report: Callable[[int], None]
+    slot: StagingSlot,
+    staged: StagedSnapshot,
+    request: DrainRequest,
+    report: Callable[[int], None],
+    fence: Path | None,
 ) -> DrainPublished:
     began = time.perf_counter()
     output_dir = Path(staged.output_dir)
@@ -120,7 +128,7 @@ def _drain(
     slot.check_complete(staged)
     needed_bytes = slot.checkpoint_bytes(staged)
     make_directory(directory)
-    clean_partial_directories(directory)
+    clean_partial_directories(directory, fence=fence)
     _require_free_space(directory, needed_bytes, request)
     final = directory / name_of(directory, staged.step)
     with partial_directory(directory, staged.step) as partial:
@@ -128,10 +136,10 @@ def _drain(
         _copy_tree(trainer_files, partial, progress.add_written)
         _add_log_history(slot, partial / TRAINER_STATE, progress.add_written)
         manifest = write_manifest(partial, staged, progress=progress.repeat)
-        publish(partial, final)
+        publish(partial, final, fence=fence)
     slot.mark_drained()
     try:
-        removed = rotate(output_dir, newest=final, limit=staged.limit, best=staged.best)
+        removed = rotate(output_dir, newest=final, limit=staged.limit, best=staged.best, fence=fence)
     except (OSError, CheckpointError):
         removed = []  # the checkpoint is published; the next one rotates
     return DrainPublished(

@@ -10,8 +10,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+from grpo_run.runtime.checkpoints import fencing
 from grpo_run.runtime.checkpoints.publishing import reject_checkpoint
-from grpo_run.runtime.checkpoints.search import FoundCheckpoint, directories_of_run, find_checkpoints
+from grpo_run.runtime.checkpoints.search import (
+    FoundCheckpoint,
+    directories_of_run,
+    find_checkpoints,
+    output_directory_of,
+)
 from grpo_run.runtime.history.events import RolledBack
 from grpo_run.runtime.history.history import History
 from grpo_run.runtime.history.recovery import pending_rollback
@@ -54,12 +60,12 @@ def set_aside(history: History, config: RunConfig, drains: DrainScheduler | None
     discarded = drains.discard(call, before) if drains is not None else []
     renamed = []
     kept = [0]
+    reason = f"from after the onset: {rollback.sentence}"
     for found in list(_saved(history, config.run_id, call)):
+        fence = fencing.recorded(config.run_directory, output_directory_of(found.path))
         if found.manifest.step < before:
             kept.append(found.manifest.step)
-        elif (
-            path := reject_checkpoint(found.path, f"from after the onset: {rollback.sentence}")
-        ) is not None:
+        elif (path := reject_checkpoint(found.path, reason, fence=fence)) is not None:
             renamed.append(path)
     if drains is not None:
         kept += [staged.step for staged, _ in drains.staging.snapshots() if staged.train_call.ordinal == call]

@@ -1,9 +1,10 @@
 """Hosts of their own on one machine, for runs over several: `with hosts(folder, 2) as (one, two): ...`.
 
 A host is a set of namespaces: network with an address, names, processes, shared memory, IPC and mounts. It
-has `/etc/hosts`, `/dev/shm` and a disk (`Host.disk`) of its own; the rest of the file system is shared. Hosts
-are connected by a bridge in a network namespace of its own, so nothing of the machine's network changes, and
-all of it is gone with its processes. Making them takes root, unshare, nsenter and ip: see `missing()`.
+has `/etc/hosts`, `/dev/shm`, claims and a disk (`Host.disk`) of its own; the rest of the file system is
+shared. Hosts are connected by a bridge in a network namespace of its own, so nothing of the machine's network
+changes, and all of it is gone with its processes. Making them takes root, unshare, nsenter and ip: see
+`missing()`.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from grpo_run.runtime import claims
 from support.runs import BIN, Run
 
 PORT = 29500
@@ -31,6 +33,8 @@ PREPARE = """set -e
 hostname {name}
 mount -t tmpfs -o size=256m shm /dev/shm
 mount -t tmpfs -o size=512m disk {disk}
+mkdir -p -m 1777 {claims}
+mount -t tmpfs -o mode=1777 claims {claims}
 mount --bind {names} /etc/hosts
 ip link set lo up
 touch {disk}/.ready
@@ -75,7 +79,9 @@ class Host:
     def boot(self) -> None:
         """Bring the host up, with an empty disk and an empty `/dev/shm`."""
         self.disk.mkdir(exist_ok=True)
-        script = PREPARE.format(name=self.name, disk=self.disk, names=self._folder / "hosts")
+        script = PREPARE.format(
+            name=self.name, disk=self.disk, names=self._folder / "hosts", claims=claims.FOLDER
+        )
         self._first = subprocess.Popen(
             ["unshare", "--net", "--uts", "--ipc", "--mount", "--pid", "--fork", "--mount-proc",
              "--kill-child", "sh", "-c", script + WAITS],

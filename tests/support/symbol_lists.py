@@ -46,6 +46,7 @@ ROLLOUTS = (
 WATCHED: dict[str, tuple[str, ...]] = {
     "transformers.trainer:Trainer": (
         *trainer_names.TRAINER_METHODS, trainer_names.RUN_EPOCH, trainer_names.FINALIZE,
+        trainer_names.PUSH,
         *trainer_names.TRAINER_ATTRIBUTES, rollout_names.ACCUMULATION, "train", "evaluate",
         "training_step", "compute_loss", "save_model", "get_batch_samples", "create_model_card",
         "get_train_dataloader",

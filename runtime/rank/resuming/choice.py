@@ -30,6 +30,7 @@ from grpo_run.runtime.checkpoints.search import (
     directories_of_run,
     find_candidates,
     find_checkpoints,
+    output_directory_of,
     snapshot_directories,
     step_of,
 )
@@ -293,7 +294,8 @@ def agree(session: Session, request: ResumeRequest) -> ResumeChoice:
     """
     if session.is_main:
         choice = choose(request, lambda rejected: reject(session, rejected))
-        choice = replace(choice, ordinal=request.call.ordinal)
+        fence = session.fence(request.output_dir)
+        choice = replace(choice, ordinal=request.call.ordinal, fence=str(fence) if fence else None)
         _broadcast(session.votes, choice.to_text())
         problem = None
     else:
@@ -328,7 +330,8 @@ def reject(session: Session, rejected: RejectedCheckpoint) -> None:
     path, reason = rejected.path, rejected.reason
     session.rejected_checkpoints += 1
     own_corrupt = rejected.corrupt and rejected.own
-    renamed = reject_checkpoint(path, reason) if own_corrupt else None
+    fence = session.fence(output_directory_of(path))
+    renamed = reject_checkpoint(path, reason, fence=fence) if own_corrupt else None
     cause = str(Cause.checkpoint_corrupt) if rejected.corrupt else None
     session.journal.write(
         CheckpointRejected(

@@ -54,7 +54,7 @@ class ResumeRequest:
         return Path(self.call.output_dir)
 
 
-SENT = ("argument", "foreign", "reopened", "in_memory", "from_script", "notice", "ordinal")
+SENT = ("argument", "foreign", "reopened", "in_memory", "from_script", "notice", "ordinal", "fence")
 """Fields of a choice that are sent to the other ranks as they are."""
 
 
@@ -77,6 +77,8 @@ class ResumeChoice:
     """`argument` is the script's own, on each rank."""
     notice: str | None = None
     """A one-line message for the user."""
+    fence: str | None = None
+    """With which rank 0 changes the call's checkpoints (`runtime/checkpoints/fencing.py`)."""
     ordinal: int = 0
     """The number of the call in the run, as rank 0 has recognized it; 0 for its position in the script."""
 

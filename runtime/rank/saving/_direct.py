@@ -14,16 +14,19 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from grpo_run.runtime.checkpoints import fencing
 from grpo_run.runtime.checkpoints.manifest import Identity, remove_manifest, write_manifest
 from grpo_run.runtime.checkpoints.publishing import make_directory, publish
 from grpo_run.runtime.checkpoints.rotation import rotate, scheduled_to_keep
 from grpo_run.runtime.checkpoints.search import (
     directories_of_run,
+    directory_of,
     find_checkpoints,
     lies_beside,
     name_of,
     snapshot_places,
 )
+from grpo_run.runtime.errors import CheckpointError, Superseded, SupersededError
 from grpo_run.runtime.history.events import CheckpointFailed, CheckpointPublished
 from grpo_run.runtime.rank.saving._reservation import Written
 from grpo_run.runtime.rank.saving.contents import CheckpointContents
@@ -42,6 +45,7 @@ class DirectSaves:
         self._contents = contents
         self._session = session
         self._output = Path(contents.call.output_dir)
+        self._fence = session.fence(self._output)
         self._last_bytes: int | None = None
         """Size of the run's newest checkpoint on disk; None before the first. Known on rank 0 only."""
         self._warned_of_space = False
@@ -131,8 +135,13 @@ class DirectSaves:
 
         Returns:
             What `write` returns.
+
+        Raises:
+            Superseded: a newer attempt has begun on other hosts.
         """
         self._warned_of_space = False
+        if self._fence is not None:
+            return self._save_through(self._fence, identity, write, began)
         path = self._output / identity.folder
         if self._session.is_main:
             remove_manifest(path)
@@ -147,6 +156,9 @@ class DirectSaves:
     def save_snapshot(self, identity: Identity, write: Callable[[Path], Any], *, began: float) -> None:
         """Write and publish a snapshot in its own folder. Collective: two all-reduces. Arguments as in
         `save`."""
+        if self._fence is not None:
+            self._save_through(self._fence, identity, write, began)
+            return
         places, chosen = snapshot_places(self._output, *identity.train_call_key), 0
         if self._session.is_main:
             chosen = int(lies_beside(self._output))
@@ -163,6 +175,51 @@ class DirectSaves:
             publish(writing / identity.folder, path)
             shutil.rmtree(writing, ignore_errors=True)
             self._record(identity, path, manifest.size_bytes, None, began)
+
+    def _save_through(
+        self, fence: Path, identity: Identity, write: Callable[[Path], Any], began: float
+    ) -> Any:
+        """Write apart from what other attempts write, and publish unless a newer one has begun. Collective:
+        two all-reduces."""
+        writing = fencing.writing_folder(fence)
+        written = writing / identity.folder
+        directory = directory_of(identity, self._output)
+        path = directory / name_of(directory, identity.step)
+        refused, superseded = fencing.superseded(f"{path.name} is not published"), False
+        try:
+            result = write(written)
+        except Exception as error:
+            if fence.exists():
+                raise
+            self._session.warn(str(refused))  # the newer attempt has removed what was written
+            raise Superseded from error
+        self.written.agree()
+        if self._session.is_main:
+            try:
+                manifest = write_manifest(written, identity)
+                make_directory(directory)
+                publish(written, path, fence=fence)
+            except (SupersededError, CheckpointError, OSError) as error:
+                if fence.exists() and not isinstance(error, SupersededError):
+                    raise
+                self._session.warn(str(refused))
+                superseded = True
+            else:
+                best = self._contents.best() if identity.scheduled else None
+                self._record(identity, path, manifest.size_bytes, best, began)
+            shutil.rmtree(writing, ignore_errors=True)
+        # callbacks of any rank may read what is published, and the ranks of a superseded attempt end together
+        try:
+            superseded = bool(self._session.votes.maximum(int(superseded)))
+        except Exception as error:
+            if not superseded:
+                raise
+            raise Superseded from error  # the other hosts are gone
+        if superseded:
+            raise Superseded
+        if identity.scheduled:
+            self._contents.published(path)
+        return result
 
     def _record(
         self, identity: Identity, path: Path, size_bytes: int, best: str | None, began: float
@@ -185,7 +242,7 @@ class DirectSaves:
             )
         )
         self._session.journal.sync()
-        rotate(self._output, newest=path, limit=self._contents.limit, best=best)
+        rotate(self._output, newest=path, limit=self._contents.limit, best=best, fence=self._fence)
 
 
 def _free_bytes(folder: Path) -> int:

@@ -116,6 +116,12 @@ class CheckpointContents(ABC):
     def write(self, folder: Path) -> Any:
         """Write this rank's part into the checkpoint's directory. Collective with sharded state."""
 
+    def published(self, folder: Path) -> None:  # noqa: B027 - most contents have nothing that waits
+        """Do what waits until a checkpoint of the script's schedule that was written elsewhere has its name.
+
+        Not collective.
+        """
+
     def best(self) -> str | None:
         """Return the directory name of the script's best checkpoint so far."""
         return None

@@ -8,6 +8,8 @@ Called by `runtime/rank/hooks/train_call.py`, which makes the trainer's checkpoi
 from __future__ import annotations
 
 import errno
+import functools
+import os
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
@@ -23,7 +25,7 @@ from grpo_run.runtime.rank.session import Session
 from grpo_run.runtime.rank.trainer_facts import TrainerFacts
 from grpo_run.runtime.snapshots.headroom import is_full
 from grpo_run.runtime.upstream import trainer_names
-from grpo_run.runtime.upstream.patches import override_attributes, wrapped_methods
+from grpo_run.runtime.upstream.patches import Handler, override_attributes, wrapped_methods
 from grpo_run.runtime.upstream.process_names import FILTERS_CHANGED
 
 
@@ -46,6 +48,7 @@ class TrainerContents(CheckpointContents):
         self._exact = exact
         self._save_checkpoint = getattr(trainer, trainer_names.SAVE_CHECKPOINT)
         self.log_history = LogHistory(session)
+        self._to_push = False
 
     @property
     def step(self) -> int:
@@ -102,19 +105,47 @@ class TrainerContents(CheckpointContents):
         """
         if not args and not kwargs:
             args = (self._trainer.model_wrapped, None)
-        directory, elsewhere = folder.parent, dict[str, Any]()
+        directory, elsewhere, named = folder.parent, dict[str, Any](), list[Handler]()
         if directory != Path(self.call.output_dir):
             elsewhere = {trainer_names.OUTPUT_DIR: lambda trial=None: str(directory)}
+        if self._session.fence(self.call.output_dir) is not None:
+            # the checkpoint has its name only later
+            elsewhere[trainer_names.PUSH] = self._push_later
+            named.append(functools.partial(self._name_best, directory))
         with (
             # complete checkpoints during the run, because one of the model alone cannot be resumed
             override_attributes(self._trainer.args, save_total_limit=None, save_only_model=False),
             wrapped_methods(self._trainer, {"create_model_card": [self._tolerate_full_disk]}),
             override_attributes(self._trainer, **elsewhere),
             self.log_history.stored_apart(self._trainer.state, folder),
+            wrapped_methods(self._trainer.state, {"save_to_json": named}),
         ):
             returned = self._save_checkpoint(*args, **kwargs)
+        for name_best in named:
+            name_best(lambda: None)  # on the other ranks too
         self._exact.save(folder)
         return returned
+
+    def _push_later(self, checkpoint_folder: str) -> None:
+        self._to_push = True
+
+    def published(self, folder: Path) -> None:
+        """Begin the upload that the save has put off."""
+        if self._to_push:
+            self._to_push = False
+            getattr(self._trainer, trainer_names.PUSH)(str(folder))
+
+    def _name_best(self, directory: Path, original: Callable[..., None], *args: Any) -> None:
+        """Correct where the trainer finds its best checkpoint, then call `original`.
+
+        Args:
+            directory: where the present checkpoint is written; it gets its name in the output directory.
+        """
+        state = self._trainer.state
+        best = state.best_model_checkpoint
+        if best is not None and Path(best).parent == directory:
+            state.best_model_checkpoint = os.path.join(self._trainer.args.output_dir, Path(best).name)
+        original(*args)
 
     def _tolerate_full_disk(self, create_model_card: Callable[..., None], *args: Any, **kwargs: Any) -> None:
         """Call TRL's method; a disk that is full or read-only loses only the model card.

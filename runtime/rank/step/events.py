@@ -15,8 +15,9 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from grpo_run.runtime.checkpoints import fencing
 from grpo_run.runtime.checkpoints.manifest import TrainCall, mark_finished
-from grpo_run.runtime.errors import CheckpointError
+from grpo_run.runtime.errors import CheckpointError, Superseded
 from grpo_run.runtime.history.events import TrainEnded, TrainStarted
 from grpo_run.runtime.rank.memory.cleanup import HostCaches, StepCleanup
 from grpo_run.runtime.rank.memory.cleanup_policy import CleanupNeed
@@ -189,16 +190,26 @@ class StepEvents:
 
 
 def finish(session: Session, call: TrainCall, saver: Saver, step: int) -> None:
-    """Make the call's last step durable and mark its checkpoint as the end of the call. Collective."""
-    path = saver.finish()
+    """Make the call's last step durable and mark its checkpoint as the end of the call. Collective.
+
+    Raises:
+        Superseded: a newer attempt has begun on other hosts.
+    """
+    path, superseded = saver.finish(), False
     if session.is_main:
         if path is not None:
+            fence = session.fence(call.output_dir)
             try:
-                mark_finished(path)
+                mark_finished(path, fence=fence)
             except (OSError, CheckpointError) as error:
-                session.warn(f"{path} could not be marked as the end of its {call.kind}: {error}")
-        session.journal.write(TrainEnded(rank=0, step=step, train_call=call.ordinal))
-    session.votes.maximum(0)
+                superseded = fence is not None and not fence.exists()
+                consequence = f"{path} could not be marked as the end of its {call.kind}"
+                reason = fencing.superseded(consequence) if superseded else f"{consequence}: {error}"
+                session.warn(str(reason))
+        if not superseded:
+            session.journal.write(TrainEnded(rank=0, step=step, train_call=call.ordinal))
+    if session.votes.maximum(int(superseded)):
+        raise Superseded
 
 
 def leave(session: Session) -> None:

@@ -15,10 +15,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from grpo_run.runtime.checkpoints import fencing
 from grpo_run.runtime.checkpoints.compatibility import BatchGeometry, NamedShape
 from grpo_run.runtime.checkpoints.manifest import TrainCall, mark_finished
-from grpo_run.runtime.checkpoints.publishing import clean_partial_directories
-from grpo_run.runtime.checkpoints.search import directories_of_run, step_of
+from grpo_run.runtime.checkpoints.publishing import begin_attempt, clean_partial_directories
+from grpo_run.runtime.checkpoints.search import directories_of_run, output_directory_of, step_of
 from grpo_run.runtime.claims import claim
 from grpo_run.runtime.errors import ResumeMismatchError, Stopped
 from grpo_run.runtime.history import checkpoint_backups
@@ -32,6 +33,8 @@ from grpo_run.runtime.rank.resuming.request import ResumeChoice, ResumeRequest
 from grpo_run.runtime.rank.session import Session
 from grpo_run.runtime.rank.step.guard import AttemptState
 from grpo_run.runtime.snapshots.slot import path_of
+
+UNFENCED = "a host that has lost touch could still change the checkpoints of this run"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,8 +82,15 @@ def agree_on_resume(
     session, claimed = guard.session, frozenset(guard.claimed)
     # a vote is still in progress if the script caught the exception that ended its previous train() call
     session.votes.collect()
+    fence, output_dir = None, Path(call.output_dir)
+    if session.is_main:
+        _claim(session, call)
+        fence = _prepare(session, output_dir, needed=session.world_size > session.local_world_size)
+    # the fences of older attempts are removed only after every rank has been heard of
     stop = session.votes.maximum(int(session.board.requests[0]))
     if stop:
+        if fence is not None:
+            fencing.close(fence)
         raise Stopped(session.slot.step)
     snapshot = open_expected(session, claimed)
     config, settings = session.config, session.settings
@@ -100,8 +110,11 @@ def agree_on_resume(
     rejected_before = session.rejected_checkpoints
     identified, record = IdentifiedCall(call=call), dict[str, Any]()
     if session.is_main:
+        _begin(session, output_dir, fence)
         _clean_up(session, call)
         identified, record = _identify(session, call, facts.settings, claimed)
+        for directory in identified.directories:
+            _begin(session, directory, _prepare(session, directory, needed=False))
         _put_back(session, call, identified)
         request = replace(
             request,
@@ -111,6 +124,8 @@ def agree_on_resume(
             in_memory=checkpoint_for(snapshot, identified.call),
         )
     choice = agree(session, request)
+    if choice.fence is not None and not session.is_main:
+        _record(session, call.output_dir, Path(choice.fence))
     call = call.model_copy(update={"ordinal": choice.ordinal})
     if snapshot is not None:
         if choice.in_memory:
@@ -121,25 +136,77 @@ def agree_on_resume(
         session.warn(choice.notice)
     if session.is_main:
         if choice.reopened and choice.checkpoint is not None and choice.checkpoint.manifest.finished:
-            mark_finished(choice.checkpoint.path, False)  # `save_total_limit` counts it again
+            path = choice.checkpoint.path
+            # `save_total_limit` counts it again
+            mark_finished(path, False, fence=session.fence(output_directory_of(path)))
         _report(session, identified, choice, rejected=session.rejected_checkpoints > rejected_before)
     _announce(session, call, choice)
     guard.claimed.add(choice.ordinal)
     return AgreedResume(call=call, choice=choice, record=record)
 
 
+def _prepare(session: Session, output_dir: Path, *, needed: bool) -> Path | None:
+    """Make the fence of this attempt in an output directory. On rank 0.
+
+    Args:
+        needed: also if no earlier attempt has left one.
+
+    Returns:
+        None if it has one, needs none, or none can be made.
+    """
+    run_id = session.config.run_id
+    if session.fence(output_dir) is not None or not (needed or fencing.exists(output_dir, run_id)):
+        return None
+    try:
+        return fencing.prepare(output_dir, run_id)
+    except OSError as error:
+        session.warn(f"{UNFENCED}: {error}")
+        return None
+
+
+def _begin(session: Session, output_dir: Path, fence: Path | None) -> None:
+    """End the older attempts in an output directory. On rank 0.
+
+    Args:
+        fence: of this attempt if it begins with this call.
+    """
+    if fence is None:
+        return
+    try:
+        begin_attempt(fence, output_dir, session.config.run_id)
+    except OSError as error:
+        session.warn(f"{UNFENCED}: {error}")
+    if session.world_size > session.local_world_size:
+        _record(session, output_dir, fence)
+    else:
+        fencing.close(fence)  # of an attempt over several hosts, before this one
+
+
+def _record(session: Session, output_dir: str | Path, fence: Path) -> None:
+    """Note the fence, also for the supervisor and the drain worker of this host."""
+    config = session.config
+    session.fences[os.path.realpath(output_dir)] = fence
+    if session.rank % session.local_world_size == 0:
+        for folder in filter(None, (config.run_directory, config.snapshot_directory)):
+            fencing.record(folder, Path(output_dir), fence, made=session.is_main)
+
+
 def _clean_up(session: Session, call: TrainCall) -> None:
-    """Claim the output directory, and complete what a writer that was killed has left. On rank 0.
+    """Complete what a writer that was killed has left. On rank 0."""
+    # restores the name of a checkpoint whose writer was killed between two renames
+    for folder in directories_of_run(session.config.run_id, Path(call.output_dir)):
+        clean_partial_directories(folder, fence=session.fence(call.output_dir))
+
+
+def _claim(session: Session, call: TrainCall) -> None:
+    """Claim the output directory. On rank 0.
 
     Raises:
-        UsageError: another run is live in the directory.
+        UsageError: another run is live in it.
     """
     config = session.config
     if unclaimed := claim(call.output_dir, RunDirectory(path=config.run_directory), config.run_id):
         session.warn(unclaimed)
-    # restores the name of a checkpoint whose writer was killed between two renames
-    for folder in directories_of_run(config.run_id, Path(call.output_dir)):
-        clean_partial_directories(folder)
 
 
 def _put_back(session: Session, call: TrainCall, identified: IdentifiedCall) -> None:
@@ -147,7 +214,8 @@ def _put_back(session: Session, call: TrainCall, identified: IdentifiedCall) -> 
     config = session.config
     links = RunDirectory(path=config.run_directory).checkpoint_backups
     for directory in dict.fromkeys((os.path.realpath(call.output_dir), *map(str, identified.directories))):
-        names = checkpoint_backups.put_back(links, config.run_id, directory)
+        fence = session.fence(directory)
+        names = checkpoint_backups.put_back(links, config.run_id, directory, fence=fence)
         if names:
             session.warn(checkpoint_backups.put_back_sentence(names, directory))
 

@@ -64,7 +64,7 @@ def session(
         keep_process_group=lambda: None, record_imports=lambda: None,
         board=board, slot=slot, journal=journal, settings=settings, config=settings.config,
         rank=0, world_size=1, local_world_size=1, rejected_checkpoints=0, own_steps=0, left=None,
-        script_ended=False,
+        script_ended=False, fences={},
         is_main=True, is_rank=True, votes=VoteGroup(),
         device_memory=DeviceMemory(), host_memory=ResidentMemory(),
         on_phase_change=[], reward_seconds=defaultdict(float),
@@ -74,6 +74,7 @@ def session(
         notified=notified, notify=notified.append, warn=warn,
         warn_in_journal=lambda text: journal.write(event("warning", rank=0, text=text)),
     )  # fmt: skip
-    for method in (Session.record_left_loop, Session.script_raised, Session.script_returned):
+    methods = (Session.fence, Session.record_left_loop, Session.script_raised, Session.script_returned)
+    for method in methods:
         setattr(made, method.__name__, functools.partial(method, made))
     return made

@@ -29,7 +29,9 @@ def test_the_docstring_lists_every_class() -> None:
     assert set(entry.findall(errors.__doc__ or "")) == set(CLASSES)
 
 
-@pytest.mark.parametrize("name", sorted(set(CLASSES) - {"GrpoRunError", "Stopped", "AlarmRaised"}))
+@pytest.mark.parametrize(
+    "name", sorted(set(CLASSES) - {"GrpoRunError", "Stopped", "AlarmRaised", "Superseded"})
+)
 def test_every_error_derives_from_the_base_class(name: str) -> None:
     """`except GrpoRunError` catches all of them, and each keeps its message."""
     error = CLASSES[name]("what, where, what to do")
@@ -46,6 +48,8 @@ def test_errors_are_caught_as_what_they_are() -> None:
     assert (Stopped(12).code, Stopped(12).step) == (75, 12)
     assert not issubclass(errors.AlarmRaised, Exception)
     assert issubclass(errors.AlarmRaised, SystemExit)
+    assert not issubclass(errors.Superseded, Exception)
+    assert errors.Superseded().code == 1
 
 
 def test_the_exit_codes_are_the_documented_ones() -> None:

@@ -11,8 +11,10 @@ from support import checkpoint_files
 from support.identities import identity
 from support.journal import as_events
 
+from grpo_run.runtime.checkpoints import fencing
 from grpo_run.runtime.checkpoints.digests import verify_digests
 from grpo_run.runtime.checkpoints.manifest import read_manifest, write_manifest
+from grpo_run.runtime.checkpoints.publishing import begin_attempt
 from grpo_run.runtime.history import checkpoint_backups
 from grpo_run.runtime.history.checkpoint_backups import CheckpointBackups
 from grpo_run.runtime.history.history import History
@@ -208,3 +210,20 @@ def test_only_the_first_step_of_an_attempt_looks_at_the_links(
     for _ in range(3):
         checkpoints.release()
     assert len(looked) == 1
+
+
+def test_a_superseded_supervisor_puts_nothing_back(
+    tmp_path: Path, output: Path, checkpoints: CheckpointBackups
+) -> None:
+    """The newer attempt may have removed it on purpose."""
+    publish(output, 4)
+    fence = fencing.prepare(output, "run-1")
+    fencing.record(tmp_path / "run", output, fence, made=True)
+    checkpoints.make()
+    shutil.rmtree(output / "checkpoint-4")
+    begin_attempt(fencing.prepare(output, "run-1"), output, "run-1")
+    checkpoints.end(finished=False)
+    assert list(output.glob("checkpoint-*")) == []
+    fencing.record(tmp_path / "run", output, fencing.prepare(output, "run-1"), made=True)
+    checkpoints.end(finished=False)
+    assert [path.name for path in output.glob("checkpoint-*")] == ["checkpoint-4"]

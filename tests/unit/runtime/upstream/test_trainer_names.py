@@ -64,6 +64,7 @@ def test_what_scripts_that_train_by_themselves_call_is_public() -> None:
         ("train", ["self", "resume_from_checkpoint", "trial"], None),
         (trainer_names.LOAD_RNG, ["self"], "checkpoint"),
         (trainer_names.FINALIZE, ["self"], "start_time"),
+        (trainer_names.PUSH, ["self", "checkpoint_folder"], "checkpoint_folder"),
     ],
 )
 def test_a_method_that_is_called_or_wrapped_has_its_parameters(

@@ -107,7 +107,7 @@ def test_a_read_only_file_system_does_not_fail_the_resume(
     """A corrupt checkpoint that cannot be renamed is rejected again at every resume, with a message."""
     run.save("10")
     run.damage("out/checkpoint-10")
-    monkeypatch.setattr(agreement, "reject_checkpoint", lambda path, reason: None)
+    monkeypatch.setattr(agreement, "reject_checkpoint", lambda path, reason, fence: None)
     session.votes = Votes()
     assert agreement.agree(session, run.request).argument == str(run.output / "checkpoint-5")
     (record,) = events()

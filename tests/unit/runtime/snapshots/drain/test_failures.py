@@ -22,6 +22,8 @@ from support.builders.runtime.drained_slots import (
 )
 from support.slots import fill, snapshot
 
+from grpo_run.runtime.checkpoints import fencing
+from grpo_run.runtime.checkpoints.publishing import begin_attempt
 from grpo_run.runtime.errors import CheckpointError
 from grpo_run.runtime.rank.saving._spare_files import allocate
 from grpo_run.runtime.snapshots import _drain_worker as drain_worker
@@ -125,3 +127,21 @@ def test_free_space_is_required_for_the_files_only(
     allocate(staging.slots[0].spare / "x", 32 << 20)
     set_free_space(monkeypatch, DISK_RESERVE_BYTES + (1 << 20))
     expect_published(drain_slot(staging))
+
+
+def test_a_superseded_host_publishes_when_it_takes_part_again(staging: StagingArea, out: Path) -> None:
+    """Its snapshot may be of an older attempt."""
+    fill(staging.slots[0], snapshot(out, 5))
+    run_id = snapshot(out, 5).run_id
+    fencing.record(staging.path, out, fencing.prepare(out, run_id), made=True)
+    fence = fencing.prepare(out, run_id)
+    begin_attempt(fence, out, run_id)
+    reply = expect_failed(drain_slot(staging))
+    assert (
+        reply.reason == "a newer attempt of this run has begun on other hosts; checkpoint-5 is not published"
+    )
+    assert not reply.broken
+    assert list(out.glob("*checkpoint*")) == []
+    fencing.record(staging.path, out, fence, made=False)
+    expect_published(drain_slot(staging))
+    assert list(fence.iterdir()) == []

@@ -1,0 +1,179 @@
+"""A host that was cut off and held up in the middle of a save changes no checkpoint when it goes on.
+
+The one of two hosts that has rank 0 is stopped at a random moment of a save, and its link is cut. A spare
+takes its place, and while the newer attempt trains, the host's processes go on, still cut off. Then the link
+is there again, and the host is the next spare. Where the hosts meet is served by a host of its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from support.hosts import PORT, Host, HostRun, hosts, missing
+from support.references import undisturbed
+from support.runs import SCRIPTS, digest
+from support.trainer_and_loop import TRAINER
+
+from grpo_run.runtime.checkpoints.digests import verify_digests
+from grpo_run.runtime.checkpoints.fencing import WRITING
+from grpo_run.runtime.checkpoints.manifest import read_manifest
+from grpo_run.runtime.checkpoints.search import run_folders
+from grpo_run.runtime.errors import CheckpointError
+
+pytestmark = pytest.mark.skipif(bool(missing()), reason=missing())
+SAVE_SECONDS, PUBLISH_SECONDS = 0.2, 0.05
+"""About how long a save takes here until older checkpoints are removed, and the part after the ranks have
+written."""
+STORE = (
+    "import time; from torch.distributed import TCPStore;"
+    f" store = TCPStore('node0', {PORT}, is_master=True, wait_for_workers=False); time.sleep(1e6)"
+)
+
+
+@contextmanager
+def meeting_place(host: Host) -> Iterator[None]:
+    """Serve the store of the rendezvous on a host."""
+    with subprocess.Popen([*host.enter, sys.executable, "-c", STORE], stdin=subprocess.DEVNULL) as server:
+        try:
+            yield
+        finally:
+            server.kill()
+
+
+def _pids(run: HostRun) -> list[int]:
+    """The supervisor of a host and its ranks, as the host knows them."""
+    supervisor = run.events("run_started")[-1]["supervisor_pid"]
+    attempt = run.events("attempt_started")[-1]["attempt"]
+    ranks = [one["pid"] for one in run.events("rank_started") if one["attempt"] == attempt]
+    return [supervisor, *ranks]
+
+
+def _signal(run: HostRun, pids: Sequence[int], number: int) -> None:
+    for pid in pids:
+        subprocess.run([*run.host.enter, "kill", f"-{number}", str(pid)], capture_output=True, check=False)
+
+
+SPARE = "as a spare"
+
+
+def _began(run: HostRun) -> float:
+    """When the host has started a rank last."""
+    return max((float(one["time"]) for one in run.events("rank_started")), default=0.0)
+
+
+def _main(runs: Sequence[HostRun], *, after: float = 0.0) -> HostRun:
+    """Wait until a newer attempt has finished a step, and return the host that has its rank 0."""
+    found: list[HostRun] = []
+
+    def trains() -> bool:
+        for run in runs:
+            started = run.events("rank_started")[-1:]
+            if started and started[0]["rank"] == 0 and started[0]["time"] > after:
+                attempt = started[0]["attempt"]
+                if any(one["attempt"] == attempt for one in run.events("step_committed")):
+                    found.append(run)
+        return bool(found)
+
+    _until(runs, trains)
+    return found[0]
+
+
+def _verify(output: Path) -> None:
+    """Every checkpoint is complete; one may be removed meanwhile."""
+    for path in output.glob("checkpoint-*"):
+        with contextlib.suppress(CheckpointError):
+            verify_digests(path, read_manifest(path).files)
+            continue
+        assert not path.exists(), path
+
+
+def _cuts(folder: Path, seed: int, cuts: int, steps: int) -> None:
+    chance = random.Random(seed)
+    output = folder / "ours"
+    script = (
+        str(SCRIPTS / TRAINER), "--output-dir", "ours", "--max-steps", str(steps), "--save-steps", "2",
+        "--save-total-limit", "3", "--step-seconds", "0.5",
+    )  # fmt: skip
+    with hosts(folder, 4) as made, meeting_place(made[0]):
+        runs = [HostRun(host, folder, *script, options=("--max-restarts", "1000")) for host in made[1:]]
+        for run in runs:
+            run.start()
+        main = _main(runs)
+        for left in reversed(range(cuts)):
+            others = [run for run in runs if run is not main]
+            known, pids = _published(runs), _pids(main)
+            _until(others, lambda known=known: _published(runs) > known + 1)
+            written = chance.choice((True, False))
+            _until(others, lambda written=written: _is_saving(output, written=written))
+            time.sleep(chance.uniform(0, PUBLISH_SECONDS if written else SAVE_SECONDS))
+            _signal(main, pids, signal.SIGSTOP)
+            main.host.cut()
+            newer = _main(others, after=_began(main))
+            known = _published(others)
+            _signal(main, pids, signal.SIGCONT)
+            main.send_signal(signal.SIGCONT)  # nsenter stops with the process that it has started
+            _until(others, lambda known=known, others=others: _published(others) > known + 1)
+            _verify(output)
+            spare_before = main.printed().count(SPARE)
+            main.host.join()
+            if left:
+                _until_spare(main, spare_before)
+                main = newer
+        for run in runs:
+            if run is not main:
+                run.ended()
+        if main.process.poll() is None:
+            main.kill_supervisor(signal.SIGTERM)
+        main.ended(75)
+    steps_published = [one["step"] for run in runs for one in run.events("checkpoint_published")]
+    assert len(steps_published) == len(set(steps_published)), sorted(steps_published)
+    assert digest(output) == undisturbed(TRAINER, steps)
+    assert [path.name for path in output.glob("[_.]*")] == []
+    assert not (folder / "ours_grpo_run").exists()
+
+
+def _published(runs: Sequence[HostRun]) -> int:
+    return sum(len(run.events("checkpoint_published")) for run in runs)
+
+
+def _until(runs: Sequence[HostRun], condition: Callable[[], bool], timeout_seconds: float = 120.0) -> None:
+    deadline = time.monotonic() + timeout_seconds
+    while not condition():
+        assert time.monotonic() < deadline, "\n".join(run.tail(3000) for run in runs)
+        time.sleep(0.001)
+
+
+def _until_spare(run: HostRun, before: int) -> None:
+    """Wait until a host is a spare. It may have ended, because it could not reach the meeting place."""
+    _until([run], lambda: run.process.poll() is not None or run.printed().count(SPARE) > before)
+    if run.process.poll() is not None:
+        run.ended(75).start()
+        _until([run], lambda: run.printed().count(SPARE) > before)
+
+
+def _is_saving(output: Path, *, written: bool) -> bool:
+    """Whether ranks write a checkpoint.
+
+    Args:
+        written: whether both have written their parts already, and only the digests are missing.
+    """
+    pattern = f"{WRITING}*/checkpoint-*/grpo_run/rank[01].safetensors" if written else f"{WRITING}*"
+    found = [path for folder in run_folders(output, "pair") for path in folder.glob(pattern)]
+    return len(found) >= (2 if written else 1)
+
+
+@pytest.mark.parametrize(
+    ("cuts", "steps"), [(1, 60), pytest.param(50, 3000, marks=[pytest.mark.full, pytest.mark.timeout(3600)])]
+)
+def test_a_host_that_was_cut_off_during_a_save(tmp_path: Path, cuts: int, steps: int) -> None:
+    """Whenever that is, all checkpoints stay whole, and the run ends in undisturbed weights."""
+    _cuts(tmp_path, seed=cuts, cuts=cuts, steps=steps)
