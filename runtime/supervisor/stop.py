@@ -9,12 +9,14 @@ the agent terminates what is left at the deadline.
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Collection, Mapping
 
 from grpo_run.runtime.board.board import Board
 from grpo_run.runtime.history.history import History
 from grpo_run.runtime.launch.config import Timeouts
 from grpo_run.runtime.processes.ranks import RankGroup
+from grpo_run.runtime.processes.starting import UNNAMED
 from grpo_run.runtime.supervisor.attempt import Attempt
 from grpo_run.runtime.supervisor.no_trainer import is_saving
 from grpo_run.runtime.supervisor.stop_means import (
@@ -34,6 +36,8 @@ STOP_STEPS = 2
 """A stop takes effect within so many steps."""
 AFTER_SAVE_SECONDS = 1.0
 """Time for what a script does after a save, such as a mark that it is complete."""
+ANNOUNCING = frozenset(number.name for number in signal.Signals) - {number.name for number in UNNAMED}
+"""Signals that a scheduler is told to send some time before it sends SIGTERM."""
 
 
 class StopRequest:
@@ -49,6 +53,8 @@ class StopRequest:
         self._noted: list[str] = []
         self._requested_at: float | None = None
         self._deadline = 0.0
+        self._announced = False
+        """SIGTERM is to follow, and is no second request then."""
         self._said_short = False
         self._handlers_until: float | None = None
         """The deadline after SIGTERM; None until it was sent."""
@@ -85,13 +91,16 @@ class StopRequest:
         """A new attempt begins: its ranks have not been signaled."""
         self._handlers_until = self._announced_at = None
 
-    def request(self, now: float) -> bool:
+    def request(self, now: float, reason: str = "") -> bool:
         """Request the stop. A second request moves the deadline to now.
 
         Returns:
             whether this is the first request.
         """
+        announced, self._announced = self._announced, reason in ANNOUNCING
         if self._requested_at is not None:
+            if announced and reason == signal.SIGTERM.name:
+                return False
             self._deadline = now
             if self._handlers_until is not None:
                 self._handlers_until = now

@@ -21,7 +21,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from support import hosts
-from support.runs import BIN
+from support.runs import BIN, Run
 from support.warm import QUIET
 
 UP_SECONDS = 60.0
@@ -248,12 +248,26 @@ class Cluster:
         number = self.call("env", *given, "sbatch", "--parsable", *words)
         return Job(self, int(number.strip().partition(";")[0]))
 
+    def run(self, host: hosts.Host | None = None) -> Run:
+        """Return the only run of the jobs, to look at: its part on one host, if it is one of several."""
+        pattern = "*" if host is None else f"*-{host.name}"
+        deadline = time.monotonic() + UP_SECONDS
+        while not (found := [path.parent for path in (self.folder / "runs").glob(f"{pattern}/run.json")]):
+            assert time.monotonic() < deadline, "no run has begun"
+            time.sleep(0.1)
+        (directory,) = found
+        return Run(self.folder, (), name=f"runs/{directory.name}")
+
     def stop(self) -> None:
-        """End the daemons; hosts end their jobs."""
+        """End the daemons and the hosts with their jobs, and remove their cgroups."""
         for daemon in self._daemons:
             with contextlib.suppress(ProcessLookupError):
                 daemon.kill()
             daemon.wait()
+        for host in (*self.nodes, self._controller):
+            host.kill()
+        for folder in sorted((FREEZER / self._cgroup).glob("**/"), reverse=True):
+            folder.rmdir()
 
 
 @contextmanager
