@@ -85,6 +85,16 @@ def missing() -> str:
     return "Slurm's daemons need root" if os.geteuid() else hosts.missing()
 
 
+def _removed(cgroup: Path) -> None:
+    """Remove a cgroup once its processes, which were killed, are gone."""
+    deadline = time.monotonic() + UP_SECONDS
+    while cgroup.exists():
+        assert time.monotonic() < deadline, (cgroup / "cgroup.procs").read_text()
+        with contextlib.suppress(OSError):
+            cgroup.rmdir()
+        time.sleep(0.01)
+
+
 class Job:
     """A job of the cluster."""
 
@@ -267,7 +277,7 @@ class Cluster:
         for host in (*self.nodes, self._controller):
             host.kill()
         for folder in sorted((FREEZER / self._cgroup).glob("**/"), reverse=True):
-            folder.rmdir()
+            _removed(folder)
 
 
 @contextmanager
