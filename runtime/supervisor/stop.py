@@ -9,6 +9,7 @@ the agent terminates what is left at the deadline.
 
 from __future__ import annotations
 
+import math
 import signal
 from collections.abc import Collection, Mapping
 
@@ -38,6 +39,8 @@ AFTER_SAVE_SECONDS = 1.0
 """Time for what a script does after a save, such as a mark that it is complete."""
 ANNOUNCING = frozenset(number.name for number in signal.Signals) - {number.name for number in UNNAMED}
 """Signals that a scheduler is told to send some time before it sends SIGTERM."""
+SAME_SECONDS = 2.0
+"""A scheduler sends a process one SIGTERM by two ways, of its host and of its job, some milliseconds apart."""
 
 
 class StopRequest:
@@ -53,8 +56,8 @@ class StopRequest:
         self._noted: list[str] = []
         self._requested_at: float | None = None
         self._deadline = 0.0
-        self._announced = False
-        """SIGTERM is to follow, and is no second request then."""
+        self._one_term_until = 0.0
+        """SIGTERM before this time is no further request."""
         self._said_short = False
         self._handlers_until: float | None = None
         """The deadline after SIGTERM; None until it was sent."""
@@ -97,10 +100,14 @@ class StopRequest:
         Returns:
             whether this is the first request.
         """
-        announced, self._announced = self._announced, reason in ANNOUNCING
-        if self._requested_at is not None:
-            if announced and reason == signal.SIGTERM.name:
+        if reason == signal.SIGTERM.name:
+            repeats, known_until = now < self._one_term_until, now + SAME_SECONDS
+            self._one_term_until = min(self._one_term_until, known_until) if repeats else known_until
+            if repeats:
                 return False
+        elif reason in ANNOUNCING:
+            self._one_term_until = math.inf
+        if self._requested_at is not None:
             self._deadline = now
             if self._handlers_until is not None:
                 self._handlers_until = now

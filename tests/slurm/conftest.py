@@ -11,7 +11,7 @@ from support.slurm import Cluster, cluster, missing
 
 @pytest.fixture
 def slurm(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Cluster]:
-    """The cluster, or the reason why there is none. Its parameter is how Slurm knows the processes of a job."""
+    """The cluster, or the reason why there is none. Its parameter is how Slurm knows a job's processes."""
     if missing():
         pytest.skip(missing())
     with cluster(tmp_path, 3, proctrack=getattr(request, "param", "cgroup")) as made:

@@ -22,7 +22,8 @@ SOON = ("--time=2", "--signal=USR1@30")
 """Slurm then sends the signal 30 to 90 s after the start, in a run of `LONG_STEPS` that takes longer."""
 LONG_STEPS = 80
 LONG = (
-    str(SCRIPTS / TRAINER), "--output-dir", "ours", "--max-steps", str(LONG_STEPS), "--step-seconds", "1", "--cpu"
+    str(SCRIPTS / TRAINER), "--output-dir", "ours", "--max-steps", str(LONG_STEPS), "--step-seconds", "1",
+    "--cpu",
 )  # fmt: skip
 KILL_WAIT_SECONDS = 30.0
 

@@ -108,7 +108,7 @@ def test_the_lost_host_of_the_endpoint_is_replaced(slurm: Cluster) -> None:
 
 def test_the_refusal_of_one_host_is_not_requeued(slurm: Cluster) -> None:
     """Its 2 counts more than the 75 of the others, which are told not to wait for it."""
-    script = "#!/bin/sh\n[ $(hostname) = node0 ] && exec python -m grpo_run \"$@\"\nexit 2\n"
+    script = '#!/bin/sh\n[ $(hostname) = node0 ] && exec python -m grpo_run "$@"\nexit 2\n'
     (slurm.folder / "grpo-run").write_text(script)
     (slurm.folder / "grpo-run").chmod(0o755)
     path = f"{slurm.folder}:{slurm.environment['PATH']}"

@@ -211,7 +211,9 @@ class Cluster:
         """Wait until these hosts can take jobs."""
         deadline = time.monotonic() + UP_SECONDS
         while True:
-            shown = self.call("sinfo", "--noheader", "--Node", "--format=%n %T", "--partition=normal", check=False)
+            shown = self.call(
+                "sinfo", "--noheader", "--Node", "--format=%n %T", "--partition=normal", check=False
+            )
             states = dict(line.split() for line in shown.splitlines() if len(line.split()) == 2)
             if all(states.get(host.name) == "idle" for host in nodes):
                 return
@@ -220,7 +222,9 @@ class Cluster:
 
     def logs(self) -> str:
         """Return the ends of the daemons' logs."""
-        return "\n".join(f"{file.name}:\n{file.read_text()[-1500:]}" for file in sorted(self._own.glob("*.log")))
+        return "\n".join(
+            f"{file.name}:\n{file.read_text()[-1500:]}" for file in sorted(self._own.glob("*.log"))
+        )
 
     def _munge(self, host: hosts.Host) -> None:
         socket = host.disk / "munge.socket"
@@ -281,9 +285,7 @@ class Cluster:
 
 
 @contextmanager
-def cluster(
-    folder: Path, count: int, *, proctrack: str = "cgroup", extra: str = ""
-) -> Iterator[Cluster]:
+def cluster(folder: Path, count: int, *, proctrack: str = "cgroup", extra: str = "") -> Iterator[Cluster]:
     """Make a cluster; nothing is left of it afterwards.
 
     Args:
