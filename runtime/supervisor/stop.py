@@ -40,7 +40,7 @@ AFTER_SAVE_SECONDS = 1.0
 ANNOUNCING = frozenset(number.name for number in signal.Signals) - {number.name for number in UNNAMED}
 """Signals that a scheduler is told to send some time before it sends SIGTERM."""
 SAME_SECONDS = 2.0
-"""A scheduler sends a process one SIGTERM by two ways, of its host and of its job, some milliseconds apart."""
+"""A scheduler may send one SIGTERM by two ways, by the process's host and by its job, milliseconds apart."""
 
 
 class StopRequest:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from pathlib import Path
 
@@ -149,6 +150,22 @@ def test_another_node_continues_without_what_the_first_one_had(slurm: Cluster) -
     step = _stopped(slurm)
     assert job.ended()["NodeList"] in ("node1", "node2")
     _exact(slurm, step)
+
+
+def test_a_run_directory_on_the_disk_of_the_node_is_not_needed_by_another(slurm: Cluster) -> None:
+    """The checkpoints in the output directory suffice: the run is known by its command."""
+    (slurm.folder / "hold").write_text(str(HELD))
+    local = ("--run-dir", str(slurm.nodes[0].disk / "run"))
+    job = slurm.submit(*SIZE, "--exclude=node1,node2", ONE, *local, *TRAIN)
+    job.until(lambda job: (slurm.folder / "ours" / "checkpoint-8" / "MANIFEST.json").exists())
+    job.requeue()
+    slurm.call("scontrol", "update", f"jobid={job.number}", "excnodelist=node0")
+    job.until_printed("SIGTERM: stopping")
+    (slurm.folder / "hold").unlink()
+    assert job.ended()["NodeList"] in ("node1", "node2")
+    (step,) = set(re.findall(r"Stopped at step (\d+)", job.printed()))
+    assert f"/snapshot-{step}\n" in job.printed() or f"/checkpoint-{step}\n" in job.printed()
+    assert digest(slurm.folder / "ours") == undisturbed(TRAINER, STEPS)
 
 
 @pytest.mark.parametrize(
