@@ -142,6 +142,18 @@ def test_a_termination_during_the_save_changes_nothing(slurm: Cluster) -> None:
     _exact(slurm, step)
 
 
+def test_a_stop_that_takes_longer_than_killwait_is_killed_and_goes_on(slurm: Cluster) -> None:
+    """Nothing of it is on disk but the checkpoints that were there."""
+    job = _held(slurm, *SIZE, ONE, *TRAIN)
+    job.requeue()
+    job.until_printed("grpo-run: run ", count=2)
+    (slurm.folder / "hold").unlink()
+    assert job.ended()["Restarts"] == "1"
+    assert len(slurm.run().events("run_ended")) == 1
+    assert slurm.run().events("train_started")[-1]["step"] >= 8
+    assert digest(slurm.folder / "ours") == undisturbed(TRAINER, STEPS)
+
+
 def test_another_node_continues_without_what_the_first_one_had(slurm: Cluster) -> None:
     """Memory and disk of the first node are not there."""
     job = _held(slurm, *SIZE, "--exclude=node1,node2", ONE, *TRAIN)
