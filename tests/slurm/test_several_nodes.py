@@ -106,6 +106,35 @@ def test_the_lost_host_of_the_endpoint_is_replaced(slurm: Cluster) -> None:
     assert _ended(slurm, job)["NodeList"] == "node[1-2]"
 
 
+def _until_committed(run: Run, step: int) -> None:
+    """Wait for a step, in whichever job."""
+    run.until(
+        lambda events: [e for e in events if e["event"] == "step_committed" and e["step"] >= step], 120.0
+    )
+
+
+@pytest.mark.timeout(500)
+def test_a_host_whose_record_is_old_takes_part(slurm: Cluster) -> None:
+    """It was replaced for a while: what it has noted of the run ends at an earlier step than the others'."""
+    hold, step = slurm.folder / "hold", 0
+    hold.write_text("3")
+    job = slurm.submit(*SIZE, FILE, *TRAIN)
+    job.until_state("RUNNING")
+    run = slurm.run(slurm.nodes[1])
+    for restarts, excluded in ((1, "node0"), (2, "node2")):
+        _until_committed(run, step + 2)
+        job.cancel("--signal=USR1")
+        run.until_event("stop_requested", count=restarts)
+        hold.unlink()
+        run.until_event("run_ended", count=restarts, exit_code=75)
+        step = run.status()["step"]
+        hold.write_text("3")
+        job.until(lambda job, count=restarts: job.restarts == count)
+        slurm.call("scontrol", "update", f"jobid={job.number}", f"excnodelist={excluded}")
+    assert _ended(slurm, job, restarts=2)["NodeList"] == "node[0-1]"
+    assert slurm.run(slurm.nodes[0]).events("train_started")[-1]["step"] == step
+
+
 def test_the_refusal_of_one_host_is_not_requeued(slurm: Cluster) -> None:
     """Its 2 counts more than the 75 of the others, which are told not to wait for it."""
     script = '#!/bin/sh\n[ $(hostname) = node0 ] && exec python -m grpo_run "$@"\nsleep 25\nexit 2\n'
