@@ -8,7 +8,7 @@ PYTEST := $(BIN)/pytest
 
 SERVER := build/rollout-server
 
-.PHONY: demo test test-unit test-full test-hosts test-server test-versions package gpu lint typing generated mutation bench clean
+.PHONY: demo test test-unit test-full test-hosts test-slurm test-server test-versions package gpu lint typing generated mutation bench clean
 
 demo: $(STAMP)
 	$(BIN)/grpo-run demo
@@ -42,6 +42,11 @@ test-full: $(STAMP) system $(EXTENSION)
 # Runs over two and three hosts of namespaces, which lose ranks, supervisors, hosts and cables: some minutes, as root.
 test-hosts: $(STAMP) system
 	$(PYTEST) tests/hosts -q --durations=0
+
+# The batch files of examples/slurm under a real Slurm on hosts of namespaces: a quarter of an hour, as root.
+test-slurm: $(STAMP) system
+	sh tests/support/install-slurm.sh
+	$(PYTEST) tests/slurm -q --durations=0
 
 # AsyncGRPO against a real vLLM on the CPU, in an environment of its own with 3 GB: some minutes.
 test-server: $(SERVER)/.installed

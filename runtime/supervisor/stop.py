@@ -9,12 +9,15 @@ the agent terminates what is left at the deadline.
 
 from __future__ import annotations
 
+import math
+import signal
 from collections.abc import Collection, Mapping
 
 from grpo_run.runtime.board.board import Board
 from grpo_run.runtime.history.history import History
 from grpo_run.runtime.launch.config import Timeouts
 from grpo_run.runtime.processes.ranks import RankGroup
+from grpo_run.runtime.processes.starting import UNNAMED
 from grpo_run.runtime.supervisor.attempt import Attempt
 from grpo_run.runtime.supervisor.no_trainer import is_saving
 from grpo_run.runtime.supervisor.stop_means import (
@@ -34,6 +37,10 @@ STOP_STEPS = 2
 """A stop takes effect within so many steps."""
 AFTER_SAVE_SECONDS = 1.0
 """Time for what a script does after a save, such as a mark that it is complete."""
+ANNOUNCING = frozenset(number.name for number in signal.Signals) - {number.name for number in UNNAMED}
+"""Signals that a scheduler is told to send some time before it sends SIGTERM."""
+SAME_SECONDS = 2.0
+"""A scheduler may send one SIGTERM by two ways, by the process's host and by its job, milliseconds apart."""
 
 
 class StopRequest:
@@ -49,6 +56,8 @@ class StopRequest:
         self._noted: list[str] = []
         self._requested_at: float | None = None
         self._deadline = 0.0
+        self._one_term_until = 0.0
+        """SIGTERM before this time is no further request."""
         self._said_short = False
         self._handlers_until: float | None = None
         """The deadline after SIGTERM; None until it was sent."""
@@ -85,12 +94,19 @@ class StopRequest:
         """A new attempt begins: its ranks have not been signaled."""
         self._handlers_until = self._announced_at = None
 
-    def request(self, now: float) -> bool:
+    def request(self, now: float, reason: str = "") -> bool:
         """Request the stop. A second request moves the deadline to now.
 
         Returns:
             whether this is the first request.
         """
+        if reason == signal.SIGTERM.name:
+            repeats, known_until = now < self._one_term_until, now + SAME_SECONDS
+            self._one_term_until = min(self._one_term_until, known_until) if repeats else known_until
+            if repeats:
+                return False
+        elif reason in ANNOUNCING:
+            self._one_term_until = math.inf
         if self._requested_at is not None:
             self._deadline = now
             if self._handlers_until is not None:

@@ -404,7 +404,7 @@ class Supervisor:
 
     def request_stop(self, reason: str) -> None:
         """Ask all ranks to agree on a step, save and exit. A second request terminates them immediately."""
-        if not self.stop.request(time.monotonic()):
+        if not self.stop.request(time.monotonic(), reason):
             return
         self.board.request_stop()
         self._reporter.write(StopRequested(why=reason))

@@ -18,6 +18,7 @@ from support.trainer_and_loop import LOOP, TRAINER
 from grpo_run.runtime.checkpoints.digests import verify_digests
 from grpo_run.runtime.checkpoints.manifest import read_manifest
 from grpo_run.runtime.checkpoints.search import snapshot_places
+from grpo_run.runtime.supervisor.stop import SAME_SECONDS
 
 STEPS = ("--max-steps", "16", "--save-steps", "8")
 
@@ -124,7 +125,11 @@ def test_killed_supervisor_leaves_no_orphan_and_the_same_command_resumes(
 SHORT = ("--output-dir", "ours", "--max-steps", "4", "--save-steps", "4")
 
 
-def test_second_signal_stops_at_once(runs: Runs) -> None:
+@pytest.mark.parametrize(
+    ("second", "after_seconds"),
+    [(signal.SIGINT, 0.0), pytest.param(signal.SIGTERM, SAME_SECONDS + 0.1, marks=pytest.mark.full)],
+)
+def test_second_signal_stops_at_once(second: int, after_seconds: float, runs: Runs) -> None:
     """A second stop request does not wait for a rank that cannot reach its next vote: code 75."""
     run = runs("--nproc-per-node", "1", str(SCRIPTS / TRAINER), *SHORT)
     with run.held(after=1):
@@ -133,7 +138,8 @@ def test_second_signal_stops_at_once(runs: Runs) -> None:
         run.send_signal(signal.SIGTERM)
         run.until_event("stop_requested")
         assert alive([pid]) == [pid]
-        run.send_signal(signal.SIGTERM)
+        time.sleep(after_seconds)
+        run.send_signal(second)
         run.ended(75, timeout_seconds=20)
     assert alive([pid]) == []
 
@@ -162,7 +168,7 @@ def test_a_run_with_long_paths_stops_before_its_first_save_and_starts_again_in_a
         run.start().until_step(1)
         run.send_signal(signal.SIGTERM)
         run.until_event("stop_requested")
-        run.send_signal(signal.SIGTERM)
+        run.send_signal(signal.SIGINT)
         run.ended(75, timeout_seconds=30)
     assert list((tmp_path / "ours").iterdir()) == []
     asked = len(run.events("stop_requested"))

@@ -32,6 +32,37 @@ def test_ranks_have_the_timeout_after_the_first_request_and_no_time_after_a_seco
     assert stop.waited_seconds(102.5) == 2.5
 
 
+def test_the_termination_that_a_signal_announces_is_no_second_request() -> None:
+    """A scheduler sends SIGUSR1, as it was told, and at the time limit SIGTERM: ranks may still be saving."""
+    stop = StopRequest(Timeouts(stop_seconds=300.0), History())
+    assert stop.request(100.0, "SIGUSR1")
+    assert not stop.request(190.0, "SIGTERM")
+    assert not stop.request(190.1, "SIGTERM")
+    assert (stop.expired(399.9), stop.expired(400.0)) == (False, True)
+    assert not stop.request(192.5, "SIGTERM")
+    assert stop.expired(192.5)
+
+
+def test_one_termination_may_arrive_twice() -> None:
+    """A scheduler sends it by two ways within milliseconds; later it is a second request."""
+    stop = StopRequest(Timeouts(stop_seconds=300.0), History())
+    assert stop.request(100.0, "SIGTERM")
+    assert not stop.request(101.9, "SIGTERM")
+    assert (stop.expired(399.9), stop.expired(400.0)) == (False, True)
+    assert not stop.request(102.0, "SIGTERM")
+    assert stop.expired(102.0)
+
+
+@pytest.mark.parametrize("first", ["SIGUSR1", "SIGTERM", "SIGINT"])
+@pytest.mark.parametrize("again", ["SIGUSR1", "SIGINT", ""])
+def test_any_other_request_after_a_signal_is_a_second_one_at_once(first: str, again: str) -> None:
+    """Nobody sends these twice for one stop."""
+    stop = StopRequest(Timeouts(stop_seconds=300.0), History())
+    assert stop.request(100.0, first)
+    assert not stop.request(100.1, again)
+    assert stop.expired(100.1)
+
+
 @pytest.mark.parametrize(("step_seconds", "usual"), [(None, 5.0), (0.2, 5.0), (40.0, 80.0)])
 def test_a_stop_takes_two_steps_and_some_seconds_at_least(step_seconds: float | None, usual: float) -> None:
     """What takes longer is long only if a step has no end, which others judge."""

@@ -59,7 +59,7 @@ def test_ranks_that_do_not_stop_are_terminated_after_evidence_is_written(
     run = start(step=1)
     run.supervisor.request_stop("SIGTERM")
     assert run.poll() is Directive.monitor
-    run.supervisor.request_stop("SIGTERM")
+    run.supervisor.request_stop("SIGINT")
     assert run.poll() is Directive.terminate
     assert collected == [{0: 900, 1: 901}]
     assert run.supervisor.exit_code == 75
