@@ -188,6 +188,8 @@ def rank_environment(supervisor: Supervisor, rank: int, world_size: int) -> dict
         known_calls=supervisor.history.calls.to_pass(),
         attempt_started_at=time.time(),
         expected_snapshot=supervisor.expected_snapshot,
+        loads_from_disk=supervisor.loads_from_disk,
+        discarded=supervisor.discarded,
         features=supervisor.rank_settings(rank),
         cpus=config.rank_cpus[rank % len(config.rank_cpus)] if config.rank_cpus else (),
     )

@@ -14,11 +14,14 @@ from typing import TYPE_CHECKING, Any
 
 from grpo_run.runtime.checkpoints.manifest import TrainCall
 from grpo_run.runtime.rank.points import RankFeature
+from grpo_run.runtime.rank.resuming.hosts import Recovered, recover
 from grpo_run.runtime.rank.session import Session
 from grpo_run.runtime.rank.step.step_vote import UserRequests
 from grpo_run.runtime.snapshots.area import StagingArea
+from grpo_run.runtime.snapshots.slot import SnapshotName
 
 if TYPE_CHECKING:
+    from grpo_run.runtime.rank.host_link import HostLink
     from grpo_run.runtime.rank.saving.snapshots import Snapshots
 
 
@@ -44,6 +47,8 @@ class AttemptState:
         self._warned_of_inner_call = False
         self._output_dirs: set[str] = set()
         self._snapshots: Snapshots | None = None
+        self._recovered: Recovered | None = None
+        self._link: HostLink | None = None
 
     def begin_call(self, trainer_class: str, output_dir: str | os.PathLike[str]) -> TrainCall:
         """Number the next call by its position, and warn if an earlier call used the same directory.
@@ -78,15 +83,37 @@ class AttemptState:
                 " its own"
             )
 
+    def expected_snapshot(self) -> SnapshotName | None:
+        """Return the snapshot in memory that the calls of this attempt load. Collective on several hosts, the
+        first time.
+        """
+        session = self.session
+        if session.hosts == 1:
+            return session.settings.expected_snapshot
+        if self._recovered is None:
+            from grpo_run.runtime.rank.host_link import HostLink
+
+            self._link = HostLink(session)
+            self._recovered = recover(session, self._staging(), self._link)
+        return self._recovered.name
+
+    def _staging(self) -> StagingArea | None:
+        directory = self.session.config.snapshot_directory
+        return StagingArea(directory) if directory is not None else None
+
     @property
     def snapshots(self) -> Snapshots | None:
         """In-memory snapshots of this rank; None if checkpoints are written directly to disk."""
-        directory = self.session.config.snapshot_directory
-        if self._snapshots is None and directory is not None:
+        known, staging = self._recovered, self._staging() if self._snapshots is None else None
+        if staging is not None and (known is None or known.takes_snapshots):
             # imports torch, which only the script may import first
+            from grpo_run.runtime.rank.saving.copies import Copies
             from grpo_run.runtime.rank.saving.snapshots import Snapshots
 
-            self._snapshots = Snapshots(self.session, StagingArea(directory))
+            copies = None
+            if known is not None and self._link is not None:
+                copies = Copies(self.session, self._link, known.attempt)
+            self._snapshots = Snapshots(self.session, staging, copies)
         return self._snapshots
 
 

@@ -82,7 +82,7 @@ def agree_on_resume(
     stop = session.votes.maximum(int(session.board.requests[0]))
     if stop:
         raise Stopped(session.slot.step)
-    snapshot = open_expected(session, claimed)
+    snapshot = open_expected(session, guard.expected_snapshot(), claimed)
     config, settings = session.config, session.settings
     request = ResumeRequest(
         call=call,
