@@ -11,7 +11,6 @@ time. Decides nothing about what is sent.
 from __future__ import annotations
 
 import contextlib
-import functools
 import io
 from collections.abc import Iterator
 from pathlib import Path
@@ -46,19 +45,22 @@ class HostLink:
 
     def __init__(self, session: Session) -> None:
         self._session = session
+        self._connected: Any = None
         self._buffer = torch.empty(0, dtype=torch.uint8)
 
-    @functools.cached_property
+    @property
     def _group(self) -> Any:
-        name, session = "grpo_run/hosts", self._session
-        self._buffer = torch.empty(CHUNK_BYTES, dtype=torch.uint8)
-        return process_names.named_gloo_group(
-            PrefixStore(name, attempt_store(CONNECT_SECONDS)),
-            session.host,
-            session.hosts,
-            name=name,
-            timeout_seconds=session.config.timeouts.vote_seconds,
-        )
+        if self._connected is None:
+            name, session = "grpo_run/hosts", self._session
+            self._buffer = torch.empty(CHUNK_BYTES, dtype=torch.uint8)
+            self._connected = process_names.named_gloo_group(
+                PrefixStore(name, attempt_store(CONNECT_SECONDS)),
+                session.host,
+                session.hosts,
+                name=name,
+                timeout_seconds=session.config.timeouts.vote_seconds,
+            )
+        return self._connected
 
     def exchange(self, content: bytes) -> list[bytes]:
         """Return what every host has given, by its number."""

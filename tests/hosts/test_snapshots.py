@@ -22,7 +22,15 @@ STEPS, HELD = 16, 8
 
 
 def _runs(made: Sequence[Host], folder: Path, *, endpoint: str = "node0") -> list[HostRun]:
-    script = (str(SCRIPTS / TRAINER), "--output-dir", "ours", "--max-steps", str(STEPS), "--save-steps", "100")
+    script = (
+        str(SCRIPTS / TRAINER),
+        "--output-dir",
+        "ours",
+        "--max-steps",
+        str(STEPS),
+        "--save-steps",
+        "100",
+    )
     options = ("--snapshot-every", "1")
     return [HostRun(host, folder, *script, options=options, endpoint=endpoint) for host in made]
 
@@ -57,7 +65,7 @@ def test_a_killed_rank_repeats_no_step(tmp_path: Path) -> None:
             pair[1].kill(1)
         _ended(pair, tmp_path)
         for host in made:  # nothing of the run stays in the memory of a host
-            host.call("sh", "-c", "test -z \"$(ls /dev/shm/grpo-run-*/)\"")
+            host.call("sh", "-c", 'test -z "$(ls /dev/shm/grpo-run-*/)"')
     _resumed_in_memory(pair[0], after=HELD - 1)
     states = {path.name for path in (tmp_path / "ours" / f"checkpoint-{STEPS}").glob("rng_state_*.pth")}
     assert states == {"rng_state_0.pth", "rng_state_1.pth"}
