@@ -1,4 +1,4 @@
-"""Snapshots of several hosts: who has what after a copy, and what the next attempt loads from which memory."""
+"""Snapshots of several hosts: who has what after a copy, and what the next attempt loads."""
 
 from __future__ import annotations
 
