@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -83,43 +84,39 @@ class HostLink:
             RuntimeError: the other host is lost.
         """
         parts = read_parts(slot)
-        files, sources = {}, dict[str, BinaryIO]()
-        with contextlib.ExitStack() as opened:
-            try:
-                if parts is not None:
-                    for name, entry in parts.files[part].items():
-                        sources[name] = opened.enter_context(_open(slot, parts.staged, name))
-                        size_bytes = sources[name].seek(0, io.SEEK_END)
-                        sources[name].seek(0)
-                        files[name] = FileEntry(size=size_bytes, blake3=entry.blake3)
-            except (OSError, CheckpointError, KeyError):
-                parts = None  # the other host refuses what is empty
-            offer = None if parts is None else parts.model_copy(update={"files": {part: files}})
-            self._send_bytes(target, NOTHING if offer is None else offer.model_dump_json().encode())
-            if offer is None or parts is None:
-                return False
-            for name, source in sources.items():
-                digest = self._send_file(target, source, files[name].size)
-                files[name] = FileEntry(size=files[name].size, blake3=files[name].blake3 or digest.hex())
+        if parts is None or part not in parts.files:
+            self._send_bytes(target, NOTHING)
+            return False
+        files = parts.files[part]
+        offer = parts.model_copy(update={"files": {part: files}})
+        self._send_bytes(target, offer.model_dump_json().encode())
+        sent = {name: self._send_file(target, slot, parts.staged, name) for name in files}
         taken = self._receive_bytes(target) == TAKEN
-        if taken and files != parts.files[part]:
+        if taken and sent != files:
             with contextlib.suppress(OSError):  # then what is at rest is not verified when it is sent again
-                record_parts(slot, parts.with_part(part, files))
+                record_parts(slot, parts.with_part(part, sent))
         return taken
 
-    def _send_file(self, target: int, source: BinaryIO, size_bytes: int) -> bytes:
-        hasher, readable = blake3(), True
-        for chunk in self._chunks(size_bytes):
-            view = chunk.numpy().data
-            try:
-                readable = readable and source.readinto(view) == len(view)  # type: ignore[attr-defined]
-            except OSError:
-                readable = False
-            hasher.update(view)
-            self._send(target, chunk)
-        digest = hasher.digest() if readable else NO_DIGEST
+    def _send_file(self, target: int, slot: StagingSlot, staged: StagedSnapshot, name: str) -> FileEntry:
+        hasher, size_bytes = blake3(), 0
+        source: BinaryIO | None = None
+        with contextlib.ExitStack() as opened:
+            with contextlib.suppress(OSError, CheckpointError):
+                source = opened.enter_context(_open(slot, staged, name))
+                size_bytes = source.seek(0, io.SEEK_END)
+                source.seek(0)
+            self._send(target, torch.tensor([size_bytes]))
+            for chunk in self._chunks(size_bytes):
+                try:
+                    if source is not None and source.readinto(chunk.numpy().data) != len(chunk):  # type: ignore[attr-defined]
+                        source = None
+                except OSError:
+                    source = None
+                hasher.update(chunk.numpy().data)
+                self._send(target, chunk)
+        digest = hasher.digest() if source is not None else NO_DIGEST
         self._send(target, torch.frombuffer(bytearray(digest), dtype=torch.uint8))
-        return digest
+        return FileEntry(size=size_bytes, blake3=digest.hex())
 
     def _chunks(self, size_bytes: int) -> Iterator[torch.Tensor]:
         for start in range(0, size_bytes, CHUNK_BYTES):
@@ -154,9 +151,9 @@ class HostLink:
             path = slot.files / offer.staged.folder / name if present is not None else None
             if present is not None and name in present.names:
                 path = None  # every host has written it, and its own is as good
-            digest = self._receive_file(source, path, entry)
-            if digest is not None:
-                received[name] = FileEntry(size=entry.size, blake3=digest)
+            found = self._receive_file(source, path)
+            if found is not None and entry.blake3 in ("", found.blake3):
+                received[name] = found
         taken = False
         if present is not None and len(received) == len(files):
             if part == 0:  # what rank 0 says of the snapshot holds for all hosts
@@ -181,41 +178,39 @@ class HostLink:
             return None
         return Parts(staged=offer.staged, hosts=offer.hosts)
 
-    def _receive_file(self, source: int, path: Path | None, entry: FileEntry) -> str | None:
-        """Receive a file; return its digest, or None if it is not what was offered or cannot be written.
+    def _receive_file(self, source: int, path: Path | None) -> FileEntry | None:
+        """Receive a file; return None if it was not read, has changed on its way, or cannot be written.
 
         Args:
             path: where it is written; None to digest it only.
         """
-        hasher, file, failed = blake3(), None, False
-        if path is not None:
+        hasher, failed = blake3(), False
+        size_bytes = self._receive_number(source)
+        with contextlib.ExitStack() as opened:
+            file: BinaryIO = io.BytesIO()
             try:
-                file = _create(path, entry.size)
+                file = opened.enter_context(_create(path, size_bytes))
             except (OSError, NoHeadroomError):
                 failed = True
-        for chunk in self._chunks(entry.size):
-            self._group.recv([chunk], source, 0).wait()
-            view = chunk.numpy().data
-            hasher.update(view)
-            if file is not None and not failed:
+            for chunk in self._chunks(size_bytes):
+                self._group.recv([chunk], source, 0).wait()
+                hasher.update(chunk.numpy().data)
                 try:
-                    file.write(view)
+                    failed = failed or file.write(chunk.numpy().data) != len(chunk)
                 except OSError:
                     failed = True
-        if file is not None:
-            try:
-                file.close()
-            except OSError:
-                failed = True
         digest = self._receive(source, len(NO_DIGEST))
-        if failed or digest != hasher.digest() or entry.blake3 not in ("", digest.hex()):
+        if failed or digest != hasher.digest():
             return None
-        return digest.hex()
+        return FileEntry(size=size_bytes, blake3=digest.hex())
+
+    def _receive_number(self, source: int) -> int:
+        number = torch.empty(1, dtype=torch.int64)
+        self._group.recv([number], source, 0).wait()
+        return int(number)
 
     def _receive_bytes(self, source: int) -> bytes:
-        length = torch.empty(1, dtype=torch.int64)
-        self._group.recv([length], source, 0).wait()
-        return self._receive(source, int(length))
+        return self._receive(source, self._receive_number(source))
 
     def _receive(self, source: int, size_bytes: int) -> bytes:
         received = torch.empty(size_bytes, dtype=torch.uint8)
@@ -236,14 +231,16 @@ def _open(slot: StagingSlot, staged: StagedSnapshot, name: str) -> BinaryIO:
     return open(path, "rb", buffering=0)
 
 
-def _create(path: Path, size_bytes: int) -> BinaryIO:
-    """Open a new file of a slot for writing.
+def _create(path: Path | None, size_bytes: int) -> BinaryIO:
+    """Open a new file of a slot for writing; without a path, one that keeps nothing.
 
     Raises:
         OSError, NoHeadroomError: there is no memory for so much.
     """
+    if path is None:
+        return open(os.devnull, "wb", buffering=0)
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     headroom = least_headroom(path.parent)
     if size_bytes > headroom.usable_bytes:
         raise NoHeadroomError(headroom.sentence)
-    return open(path, "wb")
+    return open(path, "wb", buffering=0)

@@ -10,13 +10,15 @@ nothing.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import pydantic
 
 from grpo_run.runtime.checkpoints.digests import FileEntry
 from grpo_run.runtime.checkpoints.manifest import MANIFEST, read_manifest
 from grpo_run.runtime.errors import CheckpointError
 from grpo_run.runtime.files import write_json
-from grpo_run.runtime.snapshots.slot import PARTS, STAGED, StagedSnapshot, StagingSlot, path_of, sizes
+from grpo_run.runtime.snapshots.slot import PARTS, STAGED, StagedSnapshot, StagingSlot, path_of
 
 
 class Parts(pydantic.BaseModel):
@@ -59,16 +61,12 @@ def read_parts(slot: StagingSlot) -> Parts | None:
         return None
     if staged is None or staged.files is None:
         return None
-    files = {name: FileEntry(size=size_bytes, blake3="") for name, size_bytes in staged.files.items()}
-    return Parts(staged=staged, hosts=1, files={0: files})
+    return Parts(staged=staged, hosts=1, files={0: entries(staged.files)})
 
 
-def own_part(slot: StagingSlot, staged: StagedSnapshot) -> dict[str, FileEntry]:
-    """Return the files that the ranks of this host have written."""
-    return {
-        name: FileEntry(size=size_bytes, blake3="")
-        for name, size_bytes in sizes(slot.files / staged.folder).items()
-    }
+def entries(sizes: Mapping[str, int]) -> dict[str, FileEntry]:
+    """Return the record of a part that the ranks of this host have written, from the sizes of its files."""
+    return {name: FileEntry(size=size_bytes, blake3="") for name, size_bytes in sizes.items()}
 
 
 def record_parts(slot: StagingSlot, parts: Parts) -> None:

@@ -239,9 +239,7 @@ class Supervisor:
             hosts: of the attempt.
         """
         rollback = pending_rollback(self.history.recoveries)
-        self.discarded = None
-        if rollback is not None and rollback.before_step is not None:
-            self.discarded = rollback.train_call, rollback.before_step
+        self.discarded = (rollback.train_call, rollback.before_step or 0) if rollback is not None else None
         if set_aside(self.history, self.config, self._drains, self._reporter):
             self.backups.forget()
         self.expected_snapshot = None

@@ -9,16 +9,17 @@ all ranks load from disk. Called once in an attempt, at the start of its first c
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import pydantic
 
 from grpo_run.runtime.rank.session import Session
 from grpo_run.runtime.rank.vote import from_bits, to_bits
 from grpo_run.runtime.snapshots.area import StagingArea
-from grpo_run.runtime.snapshots.parts import is_on_disk, read_parts
-from grpo_run.runtime.snapshots.slot import SnapshotName
+from grpo_run.runtime.snapshots.parts import Parts, is_on_disk, read_parts
+from grpo_run.runtime.snapshots.slot import SnapshotName, StagedSnapshot
 
 if TYPE_CHECKING:
     from grpo_run.runtime.rank.host_link import HostLink
@@ -27,42 +28,34 @@ LOCK_SECONDS = 10.0
 """How long a slot may be locked by a process that is ending."""
 
 
-class Held(pydantic.BaseModel):
-    """What the memory of one host has of a snapshot: some of the parts of so many hosts.
-
-    `required` says that it has to reach the disk, and this host does not know that it has.
-    """
-
-    model_config = pydantic.ConfigDict(frozen=True, extra="forbid")
-    name: SnapshotName
-    hosts: int
-    parts: frozenset[int]
-    required: bool = False
-
-
 class Inventory(pydantic.BaseModel):
     """What one host says at the start of an attempt.
 
     Attributes:
-        held: the snapshots of this run in its memory.
+        held: what its memory has of snapshots of this run, by the index of the slot.
+        written: indices of slots whose snapshots are on disk.
         from_disk: the supervisor of rank 0 has written the newest snapshot to disk to be loaded from there.
         discarded: (call, step) from which on the run goes back, as the supervisor of rank 0 knows.
     """
 
     model_config = pydantic.ConfigDict(frozen=True, extra="forbid")
-    held: tuple[Held, ...] = ()
+    held: dict[int, Parts] = {}
+    written: frozenset[int] = frozenset()
     from_disk: bool = False
     discarded: tuple[int, int] | None = None
 
-    def is_discarded(self, name: SnapshotName) -> bool:
+    def parts(self, name: SnapshotName) -> AbstractSet[int]:
+        """Return the parts that the host has of a snapshot."""
+        held = self.held.get(name.slot)
+        return held.files.keys() if held is not None and held.staged.order == name.order else set()
+
+    def discards(self, staged: StagedSnapshot) -> bool:
         """Whether a snapshot is of the steps that the run goes back over."""
-        return self.discarded is not None and (
-            name.train_call == self.discarded[0] and name.order[2] >= self.discarded[1]
-        )
+        call, step = self.discarded or (0, 0)
+        return staged.train_call.ordinal == call and staged.step >= step
 
 
-@dataclass(frozen=True, kw_only=True)
-class Transfer:
+class Transfer(NamedTuple):
     """A part of a snapshot that one host sends to another."""
 
     name: SnapshotName
@@ -71,51 +64,44 @@ class Transfer:
     target: int
 
 
-def complete(inventories: Sequence[Inventory]) -> list[Held]:
-    """Return the snapshots of which every part is on some host, newest first. Pure.
+def plan(inventories: Sequence[Inventory]) -> tuple[SnapshotName | None, list[Transfer]]:
+    """Return the snapshot that all hosts load, and who sends which part of what to whom, in order. Pure.
+
+    It is the newest of which every part is on some host. A part is sent by the first host that has it. Every
+    host gets what it lacks of the snapshot. Host 0 gets older ones that have to reach the disk, too, where it
+    has nothing else in their slots.
 
     Args:
         inventories: by the number of the host.
     """
-    parts: dict[SnapshotName, set[int]] = {}
-    found: dict[SnapshotName, Held] = {}
-    written = {one.name for inventory in inventories for one in inventory.held if not one.required}
+    main, known = inventories[0], dict[SnapshotName, Parts]()
     for inventory in inventories:
-        for held in inventory.held:
-            if not inventories[0].is_discarded(held.name):
-                parts.setdefault(held.name, set()).update(held.parts)
-                found[held.name] = held.model_copy(update={"required": held.name not in written})
-    whole = [held for name, held in found.items() if len(parts[name]) == held.hosts]
-    return sorted(whole, key=lambda held: held.name.order, reverse=True)
-
-
-def plan(inventories: Sequence[Inventory]) -> tuple[SnapshotName | None, list[Transfer]]:
-    """Return the snapshot that all hosts load, and who sends which part of what to whom, in order. Pure.
-
-    A part is sent by the first host that has it. Every host gets what it lacks of the snapshot. Host 0 gets
-    older ones that have to reach the disk, too, where it has nothing else in their slots.
-    """
-    whole = [] if inventories[0].from_disk else complete(inventories)
-    if not whole:
+        for slot, parts in inventory.held.items():
+            known[SnapshotName(slot=slot, order=parts.staged.order)] = parts
+    whole = [
+        name
+        for name, parts in sorted(known.items(), key=lambda entry: entry[0].order, reverse=True)
+        if len(set().union(*(one.parts(name) for one in inventories))) == parts.hosts
+        and not main.discards(parts.staged)
+    ]
+    if main.from_disk or not whole:
         return None, []
     moves = [move for host in range(len(inventories)) for move in _moves(inventories, whole[0], host)]
-    taken = {whole[0].name.slot}
-    for held in whole[1:]:
-        others = {one.name.slot for one in inventories[0].held if one.name != held.name}
-        if held.required and held.name.slot not in taken | others:
-            taken.add(held.name.slot)
-            moves += _moves(inventories, held, 0)
-    return whole[0].name, moves
+    taken = {whole[0].slot}
+    for name in whole[1:]:
+        is_written = any(name.slot in one.written and one.parts(name) for one in inventories)
+        is_free = name.slot not in taken and (name.slot not in main.held or main.parts(name))
+        if known[name].staged.must_reach_disk and is_free and not is_written:
+            taken.add(name.slot)
+            moves += _moves(inventories, name, 0)
+    return whole[0], moves
 
 
-def _moves(inventories: Sequence[Inventory], held: Held, target: int) -> Iterator[Transfer]:
-    has = [
-        {part for one in inventory.held if one.name == held.name for part in one.parts}
-        for inventory in inventories
-    ]
-    for part in sorted(set(range(held.hosts)) - has[target]):
-        source = next(host for host, parts in enumerate(has) if part in parts)
-        yield Transfer(name=held.name, part=part, source=source, target=target)
+def _moves(inventories: Sequence[Inventory], name: SnapshotName, target: int) -> Iterator[Transfer]:
+    everywhere = set().union(*(one.parts(name) for one in inventories))
+    for part in sorted(everywhere - inventories[target].parts(name)):
+        source = next(host for host, one in enumerate(inventories) if part in one.parts(name))
+        yield Transfer(name, part, source, target)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,7 +132,7 @@ def recover(session: Session, staging: StagingArea | None, link: HostLink) -> Re
     votes, inventory = session.votes, Inventory()
     if staging is not None and session.leads_host:
         inventory = _inventory(session, staging)
-    newest = max((held.name.order[0] for held in inventory.held), default=-1)
+    newest = max((parts.staged.attempt for parts in inventory.held.values()), default=-1)
     lacks, any_held, attempt = votes.maxima(
         [int(staging is None), int(bool(inventory.held)), max(session.settings.attempt, newest + 1)]
     )
@@ -156,7 +142,10 @@ def recover(session: Session, staging: StagingArea | None, link: HostLink) -> Re
         if session.leads_host:
             texts = link.exchange(inventory.model_dump_json().encode())
             inventories = [Inventory.model_validate_json(text) for text in texts]
-            _discard(staging, inventories[0])
+            for index, parts in inventory.held.items():
+                if inventories[0].discards(parts.staged):  # a later attempt must not find it either
+                    with staging.slots[index].locked(LOCK_SECONDS):
+                        staging.slots[index].begin_snapshot()
             chosen, failed = _bring(session, staging, link, inventories)
         fields = [0] * 5 if chosen is None else [chosen.slot + 1, *chosen.order[:3], to_bits(chosen.order[3])]
         fails, slot, number, call, step, bits = votes.maxima([int(failed), *fields])
@@ -169,32 +158,14 @@ def recover(session: Session, staging: StagingArea | None, link: HostLink) -> Re
 
 
 def _inventory(session: Session, staging: StagingArea) -> Inventory:
-    settings, held = session.settings, []
-    for slot in staging.slots:
-        parts = read_parts(slot)
-        if parts is not None and parts.staged.run_id == session.config.run_id:
-            held.append(
-                Held(
-                    name=SnapshotName(slot=slot.index, order=parts.staged.order),
-                    hosts=parts.hosts,
-                    parts=frozenset(parts.files),
-                    required=parts.staged.must_reach_disk and not slot.drained,
-                )
-            )
+    found = {slot.index: parts for slot in staging.slots if (parts := read_parts(slot)) is not None}
+    run_id, settings = session.config.run_id, session.settings
     return Inventory(
-        held=tuple(held),
-        from_disk=session.is_main and settings.loads_from_disk,
-        discarded=settings.discarded if session.is_main else None,
+        held={index: parts for index, parts in found.items() if parts.staged.run_id == run_id},
+        written=frozenset(slot.index for slot in staging.slots if slot.drained),
+        from_disk=settings.loads_from_disk,
+        discarded=settings.discarded,
     )
-
-
-def _discard(staging: StagingArea, main: Inventory) -> None:
-    """Discard what the run goes back over: a later attempt must not find it."""
-    for slot in staging.slots:
-        parts = read_parts(slot)
-        if parts is not None and main.is_discarded(SnapshotName(slot=slot.index, order=parts.staged.order)):
-            with slot.locked(LOCK_SECONDS):
-                slot.begin_snapshot()
 
 
 def _bring(

@@ -17,13 +17,12 @@ from dataclasses import astuple, dataclass, replace
 from typing import Any
 
 from grpo_run.runtime.errors import CheckpointError
-from grpo_run.runtime.history.events import CheckpointFailed
 from grpo_run.runtime.rank.saving.contents import SaveMode
-from grpo_run.runtime.rank.saving.copies import Copies
+from grpo_run.runtime.rank.saving.copies import Copies, report_lost
 from grpo_run.runtime.rank.session import Session
 from grpo_run.runtime.snapshots.area import StagingArea
 from grpo_run.runtime.snapshots.headroom import least_headroom
-from grpo_run.runtime.snapshots.slot import StagedSnapshot, StagingSlot, path_of
+from grpo_run.runtime.snapshots.slot import StagedSnapshot, StagingSlot
 from grpo_run.watchdog.causes import Cause
 from grpo_run.watchdog.text import size_text
 
@@ -229,14 +228,5 @@ class Reserver:
         except CheckpointError:
             return
         if old is not None and old.scheduled and not slot.drained:
-            self._session.journal.write(
-                CheckpointFailed(
-                    rank=0,
-                    step=old.step,
-                    cause=str(self._staging.trouble or Cause.unknown),
-                    reason="the disk did not take the checkpoint, and memory was needed for newer ones.",
-                    path=str(path_of(old)),
-                    train_call=old.train_call.ordinal,
-                    lost=True,
-                )
-            )
+            reason = "the disk did not take the checkpoint, and memory was needed for newer ones."
+            report_lost(self._session, old, self._staging.trouble or Cause.unknown, reason)

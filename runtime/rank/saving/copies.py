@@ -17,14 +17,14 @@ import queue
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 
 from grpo_run.runtime.history.events import CheckpointFailed
 from grpo_run.runtime.rank.host_link import HostLink
 from grpo_run.runtime.rank.session import Session
 from grpo_run.runtime.rank.vote import from_bits, to_bits
-from grpo_run.runtime.snapshots.parts import Parts, own_part, record_parts
-from grpo_run.runtime.snapshots.slot import StagedSnapshot, StagingSlot, path_of
+from grpo_run.runtime.snapshots.parts import Parts, entries, record_parts
+from grpo_run.runtime.snapshots.slot import StagedSnapshot, StagingSlot, path_of, sizes
 from grpo_run.watchdog.causes import Cause
 
 LOCK_SECONDS = 10.0
@@ -37,6 +37,21 @@ def star(hosts: int) -> Iterator[tuple[int, int]]:
     for host in range(1, hosts):
         yield host, 0
     yield 0, 1
+
+
+def report_lost(session: Session, staged: StagedSnapshot, cause: Cause, reason: str) -> None:
+    """Journal, on rank 0, that a checkpoint in memory will not reach the disk."""
+    session.journal.write(
+        CheckpointFailed(
+            rank=0,
+            step=staged.step,
+            cause=str(cause),
+            reason=reason,
+            path=str(path_of(staged)),
+            train_call=staged.train_call.ordinal,
+            lost=staged.scheduled,
+        )
+    )
 
 
 class Copies:
@@ -97,8 +112,8 @@ class Copies:
         Raises:
             OSError: the part cannot be declared.
         """
-        parts = Parts(staged=staged, hosts=self._session.hosts)
-        record_parts(slot, parts.with_part(self._session.host, own_part(slot, staged)))
+        own = entries(sizes(slot.files / staged.folder))
+        record_parts(slot, Parts(staged=staged, hosts=self._session.hosts, files={self._session.host: own}))
         slot.discard_spare()
         self.copying.add(slot.index)
         self._requests.put((slot, staged))
@@ -130,7 +145,9 @@ class Copies:
 
     def _copy(self, slot: StagingSlot, staged: StagedSnapshot) -> None:
         host, complete = self._session.host, True
-        with slot.locked(LOCK_SECONDS, shared=True):
+        with ExitStack() as lock:
+            with suppress(OSError):  # the staging area was removed: its parts are refused
+                lock.enter_context(slot.locked(LOCK_SECONDS, shared=True))
             for part, target in star(self._session.hosts):
                 if host == part:
                     taken = self._link.send(target, slot, part)
@@ -145,14 +162,4 @@ class Copies:
                     )
         self._refused = self._refused or not complete
         if not complete and host == 0 and staged.must_reach_disk:
-            self._session.journal.write(
-                CheckpointFailed(
-                    rank=0,
-                    step=staged.step,
-                    cause=str(Cause.unknown),
-                    reason="not all hosts could send their parts of it.",
-                    path=str(path_of(staged)),
-                    train_call=staged.train_call.ordinal,
-                    lost=staged.scheduled,
-                )
-            )
+            report_lost(self._session, staged, Cause.unknown, "not all hosts could send their parts of it.")
