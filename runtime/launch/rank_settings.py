@@ -54,8 +54,7 @@ class RankSettings(pydantic.BaseModel):
     attempt_started_at: float = 0.0
     """Wall-clock time at which the attempt was prepared, in seconds since the epoch."""
     expected_snapshot: SnapshotName | None = None
-    """The snapshot in memory that the ranks load; None if they load a checkpoint from disk, or nothing. On
-    several hosts, the ranks choose it from the memory of all of them."""
+    """The snapshot in memory that the ranks of one host load; None to load from disk, or nothing."""
     loads_from_disk: bool = False
     """Whether the newest snapshot has been written to disk because ranks could not load it from memory."""
     discarded: tuple[int, int] | None = None

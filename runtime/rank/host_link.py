@@ -149,7 +149,7 @@ class HostLink:
         received = dict[str, FileEntry]()
         for name, entry in files.items():
             path = slot.files / offer.staged.folder / name if present is not None else None
-            if present is not None and name in present.names:
+            if present is not None and any(name in known for known in present.files.values()):
                 path = None  # every host has written it, and its own is as good
             found = self._receive_file(source, path)
             if found is not None and entry.blake3 in ("", found.blake3):

@@ -284,12 +284,8 @@ class DrainScheduler:
         """Return True for a snapshot that is on disk, unreadable, or superseded by a checkpoint on disk; also
         for one that another host writes.
         """
-        return (
-            not self.writes
-            or slot.drained
-            or self._is_broken(staged, slot)
-            or self._published.supersede(staged)
-        )
+        done = slot.drained or self._is_broken(staged, slot) or self._published.supersede(staged)
+        return done or not self.writes
 
     def _is_broken(self, staged: StagedSnapshot, slot: StagingSlot) -> bool:
         return self._broken.get(slot.index) == staged

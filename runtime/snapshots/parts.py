@@ -36,11 +36,6 @@ class Parts(pydantic.BaseModel):
     hosts: int
     files: dict[int, dict[str, FileEntry]] = {}
 
-    @property
-    def names(self) -> frozenset[str]:
-        """The files that are here, by their paths in the checkpoint."""
-        return frozenset(name for files in self.files.values() for name in files)
-
     def with_part(self, part: int, files: dict[str, FileEntry]) -> Parts:
         """Return the record with a part that has come."""
         return self.model_copy(update={"files": {**self.files, part: files}})

@@ -5,6 +5,7 @@ Every host has one rank. Votes go through memory, parts through a real Gloo grou
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,7 +17,6 @@ import torch.distributed as dist
 from grpo_run.runtime.event import as_record
 from grpo_run.runtime.launch.rank_settings import RankSettings
 from grpo_run.runtime.rank import host_link
-from grpo_run.runtime.rank.host_link import HostLink
 from grpo_run.runtime.rank.resuming.hosts import Recovered, recover
 from grpo_run.runtime.rank.saving._reservation import SaveFlags
 from grpo_run.runtime.rank.saving.copies import Copies
@@ -41,24 +41,24 @@ class SnapshotHost:
 
     def __init__(self, number: int, votes: Any, hosts: int, folder: Path, settings: RankSettings) -> None:
         self.number, self.folder = number, folder
+        config = dataclasses.replace(settings.config, snapshot_directory=folder)
         self.journal: list[dict[str, Any]] = []
         self.warned: list[str] = []
         self.session: Any = SimpleNamespace(
             rank=number, host=number, hosts=hosts, is_main=number == 0, leads_host=True, votes=votes,
-            settings=settings, config=settings.config, warn=self.warned.append,
+            settings=settings, config=config, warn=self.warned.append,
             warn_in_journal=self.warned.append, board=SimpleNamespace(requests=(False, 0)),
             slot=SimpleNamespace(record_work=lambda: None),
             journal=SimpleNamespace(write=lambda event: self.journal.append(as_record(event))),
         )  # fmt: skip
         self.staging = StagingArea(folder)
-        self._link = HostLink(self.session)
         self.recovered: Recovered | None = None
         self.snapshots: Snapshots
 
     def begin(self) -> SnapshotHost:
         """Recover what the hosts have in memory, and get ready for snapshots."""
-        self.recovered = recover(self.session, self.staging, self._link)
-        copies = Copies(self.session, self._link, self.recovered.attempt)
+        self.recovered = recover(self.session)
+        copies = Copies(self.session, self.recovered.link, self.recovered.attempt)
         self.snapshots = Snapshots(self.session, self.staging, copies)
         return self
 

@@ -109,27 +109,29 @@ class Recovered:
     """What all ranks have agreed on at the start of an attempt.
 
     Attributes:
+        link: of this host to the others.
         attempt: its number in snapshots: higher than in any that a host has.
         name: of the snapshot that every host has complete now; None to load from disk, or nothing.
         takes_snapshots: every host has memory for them.
     """
 
+    link: HostLink
     attempt: int
     name: SnapshotName | None
     takes_snapshots: bool
 
 
-def recover(session: Session, staging: StagingArea | None, link: HostLink) -> Recovered:
+def recover(session: Session) -> Recovered:
     """Choose a snapshot, and bring all of it to every host. Collective.
-
-    Args:
-        staging: the run's staging area on this host; None if it has none.
-        link: to the other hosts.
 
     Raises:
         RuntimeError: a host is lost meanwhile.
     """
-    votes, inventory = session.votes, Inventory()
+    from grpo_run.runtime.rank.host_link import HostLink  # imports torch, which the script imports first
+
+    link = HostLink(session)
+    votes, inventory, directory = session.votes, Inventory(), session.config.snapshot_directory
+    staging = StagingArea(directory) if directory is not None else None
     if staging is not None and session.leads_host:
         inventory = _inventory(session, staging)
     newest = max((parts.staged.attempt for parts in inventory.held.values()), default=-1)
@@ -154,7 +156,7 @@ def recover(session: Session, staging: StagingArea | None, link: HostLink) -> Re
         elif slot:
             text = "the snapshot in memory is not complete on every host"
             session.warn(f"{text}; the newest complete checkpoint on disk is used instead")
-    return Recovered(attempt=attempt, name=name, takes_snapshots=not lacks)
+    return Recovered(link=link, attempt=attempt, name=name, takes_snapshots=not lacks)
 
 
 def _inventory(session: Session, staging: StagingArea) -> Inventory:

@@ -144,16 +144,14 @@ class Reserver:
         deadline = time.monotonic() + (WAIT_SECONDS if staged.must_reach_disk else 0.0)
         copies, all_allow = self._copies, False
         if copies is not None:
-            staged = copies.named(staged)
+            staged = staged.model_copy(update={"attempt": copies.attempt})
         with ExitStack() as lock:
             while True:
                 decision = NO_SLOT
                 if self._session.is_main and not flags.forbid_snapshot:
-                    chosen = self._wait_for_slot(lock, deadline, may_discard=all_allow)
+                    free = self._wait_for_slot(lock, deadline, may_discard=all_allow)
                     began = time.perf_counter()
-                    decision = (
-                        chosen if isinstance(chosen, int) else self._empty(chosen, staged, expected_bytes)
-                    )
+                    decision = free if isinstance(free, int) else self._empty(free, staged, expected_bytes)
                 agreed = replace(flags, slot=decision).maximum(self._session.votes)
                 if agreed.forbid_snapshot or agreed.slot != WAITING:
                     break
@@ -187,10 +185,8 @@ class Reserver:
         try:
             while True:
                 troubled = self._staging.trouble is not None
-                slot = self._staging.choose_slot(
-                    sacrifice=troubled and may_discard,
-                    copying=self._copies.copying if self._copies is not None else (),
-                )
+                copying = self._copies.copying if self._copies is not None else ()
+                slot = self._staging.choose_slot(sacrifice=troubled and may_discard, copying=copying)
                 if slot is not None and lock.enter_context(slot.locked()):
                     return slot
                 if troubled and not may_discard:

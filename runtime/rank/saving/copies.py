@@ -16,7 +16,6 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 
 from grpo_run.runtime.history.events import CheckpointFailed
@@ -32,11 +31,9 @@ LOCK_SECONDS = 10.0
 POLL_SECONDS = 0.01
 
 
-def star(hosts: int) -> Iterator[tuple[int, int]]:
-    """Yield which part is sent to which host, in the order in which all hosts do so. Each sends its own."""
-    for host in range(1, hosts):
-        yield host, 0
-    yield 0, 1
+def star(hosts: int) -> list[tuple[int, int]]:
+    """Return which part is sent to which host, in the order in which all hosts do so. Each sends its own."""
+    return [*((host, 0) for host in range(1, hosts)), (0, 1)]
 
 
 def report_lost(session: Session, staged: StagedSnapshot, cause: Cause, reason: str) -> None:
@@ -66,7 +63,7 @@ class Copies:
     def __init__(self, session: Session, link: HostLink, attempt: int) -> None:
         self._session = session
         self._link = link
-        self._attempt = attempt
+        self.attempt = attempt
         self._requests: queue.SimpleQueue[tuple[StagingSlot, StagedSnapshot]] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self.copying: set[int] = set()
@@ -75,10 +72,6 @@ class Copies:
         """Another host is lost."""
         self._refused = False
         """A part was refused since the last reservation."""
-
-    def named(self, staged: StagedSnapshot) -> StagedSnapshot:
-        """Return the snapshot with the number of the attempt that all hosts have agreed on."""
-        return staged.model_copy(update={"attempt": self._attempt})
 
     def reserve(self, lock: ExitStack, slot: StagingSlot, staged: StagedSnapshot) -> StagedSnapshot | None:
         """Lock and empty the slot on the other hosts. Collective: one all-reduce.
@@ -157,9 +150,8 @@ class Copies:
                     continue
                 complete = complete and (taken or target != 0)
                 if not taken and host == part:
-                    self._session.warn_in_journal(
-                        f"host {target} has not taken part {part} of the snapshot of step {staged.step}"
-                    )
+                    text = f"host {target} has not taken part {part} of the snapshot of step {staged.step}"
+                    self._session.warn_in_journal(text)
         self._refused = self._refused or not complete
         if not complete and host == 0 and staged.must_reach_disk:
             report_lost(self._session, staged, Cause.unknown, "not all hosts could send their parts of it.")

@@ -21,7 +21,6 @@ from grpo_run.runtime.snapshots.area import StagingArea
 from grpo_run.runtime.snapshots.slot import SnapshotName
 
 if TYPE_CHECKING:
-    from grpo_run.runtime.rank.host_link import HostLink
     from grpo_run.runtime.rank.saving.snapshots import Snapshots
 
 
@@ -48,7 +47,6 @@ class AttemptState:
         self._output_dirs: set[str] = set()
         self._snapshots: Snapshots | None = None
         self._recovered: Recovered | None = None
-        self._link: HostLink | None = None
 
     def begin_call(self, trainer_class: str, output_dir: str | os.PathLike[str]) -> TrainCall:
         """Number the next call by its position, and warn if an earlier call used the same directory.
@@ -91,29 +89,22 @@ class AttemptState:
         if session.hosts == 1:
             return session.settings.expected_snapshot
         if self._recovered is None:
-            from grpo_run.runtime.rank.host_link import HostLink
-
-            self._link = HostLink(session)
-            self._recovered = recover(session, self._staging(), self._link)
+            self._recovered = recover(session)
         return self._recovered.name
-
-    def _staging(self) -> StagingArea | None:
-        directory = self.session.config.snapshot_directory
-        return StagingArea(directory) if directory is not None else None
 
     @property
     def snapshots(self) -> Snapshots | None:
         """In-memory snapshots of this rank; None if checkpoints are written directly to disk."""
-        known, staging = self._recovered, self._staging() if self._snapshots is None else None
-        if staging is not None and (known is None or known.takes_snapshots):
+        directory, known = self.session.config.snapshot_directory, self._recovered
+        if known is not None and not known.takes_snapshots:
+            directory = None  # another host has none
+        if self._snapshots is None and directory is not None:
             # imports torch, which only the script may import first
             from grpo_run.runtime.rank.saving.copies import Copies
             from grpo_run.runtime.rank.saving.snapshots import Snapshots
 
-            copies = None
-            if known is not None and self._link is not None:
-                copies = Copies(self.session, self._link, known.attempt)
-            self._snapshots = Snapshots(self.session, staging, copies)
+            copies = Copies(self.session, known.link, known.attempt) if known is not None else None
+            self._snapshots = Snapshots(self.session, StagingArea(directory), copies)
         return self._snapshots
 
 
