@@ -161,7 +161,7 @@ class Snapshots:
         """
         if self._copies is None:
             return True
-        self._copies.wait(self._session.config.timeouts.stop_seconds)
+        self._copies.wait(self._session.config.timeouts.stop_seconds / 2)  # a save to disk may follow
         lacks = self._session.is_main and (self.last is None or self.last[0].read_snapshot() is None)
         if self._session.votes.maximum(int(lacks)):
             self.last = None
