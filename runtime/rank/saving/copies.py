@@ -87,8 +87,8 @@ class Copies:
         self._refused = False
         if session.leads_host and not session.is_main and not failed:
             try:
-                self.wait(LOCK_SECONDS, slot.index)
-                failed = not lock.enter_context(slot.locked(LOCK_SECONDS))
+                copied = self.wait(LOCK_SECONDS, slot.index)
+                failed = not (copied and lock.enter_context(slot.locked(LOCK_SECONDS)))
                 if not failed:
                     slot.begin_snapshot()
                     (slot.files / staged.folder).mkdir(parents=True)
@@ -105,19 +105,23 @@ class Copies:
         Raises:
             OSError: the part cannot be declared.
         """
-        own = entries(sizes(slot.files / staged.folder))
-        record_parts(slot, Parts(staged=staged, hosts=self._session.hosts, files={self._session.host: own}))
-        slot.discard_spare()
-        self.copying.add(slot.index)
-        self._requests.put((slot, staged))
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._run, daemon=True, name="grpo-run-copies")
-            self._thread.start()
+        try:
+            own = {self._session.host: entries(sizes(slot.files / staged.folder))}
+            record_parts(slot, Parts(staged=staged, hosts=self._session.hosts, files=own))
+            slot.discard_spare()
+        finally:  # the other hosts wait for this one, and are told that it has nothing
+            self.copying.add(slot.index)
+            self._requests.put((slot, staged))
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, daemon=True, name="grpo-run-copies")
+                self._thread.start()
 
     def wait(self, seconds: float, index: int | None = None) -> bool:
-        """Wait until a slot, or every slot, is copied; return whether it is."""
+        """Wait until a slot, or every slot, is copied, or nothing is copied any more; return False if it takes
+        longer.
+        """
         deadline = time.monotonic() + seconds
-        while self.copying if index is None else index in self.copying:
+        while not self._lost and (self.copying if index is None else index in self.copying):
             if time.monotonic() >= deadline:
                 return False
             self._session.slot.record_work()  # the watchdog sees that this rank waits on purpose
@@ -142,14 +146,12 @@ class Copies:
             with suppress(OSError):  # the staging area was removed: its parts are refused
                 lock.enter_context(slot.locked(LOCK_SECONDS, shared=True))
             for part, target in star(self._session.hosts):
-                if host == part:
-                    taken = self._link.send(target, slot, part)
-                elif host == target:
-                    taken = self._link.receive(part, slot)
-                else:
+                if host not in (part, target):
                     continue
+                sends = host == part
+                taken = self._link.send(target, slot, part) if sends else self._link.receive(part, slot)
                 complete = complete and (taken or target != 0)
-                if not taken and host == part:
+                if sends and not taken:
                     text = f"host {target} has not taken part {part} of the snapshot of step {staged.step}"
                     self._session.warn_in_journal(text)
         self._refused = self._refused or not complete

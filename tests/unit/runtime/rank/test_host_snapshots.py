@@ -13,6 +13,7 @@ from support.snapshot_hosts import SnapshotHosts, content, together
 from grpo_run.runtime.errors import NoHeadroomError
 from grpo_run.runtime.launch.rank_settings import RankSettings
 from grpo_run.runtime.rank import host_link
+from grpo_run.runtime.rank.saving import copies
 from grpo_run.runtime.snapshots.area import StagingArea
 from grpo_run.runtime.snapshots.parts import read_parts
 from grpo_run.runtime.snapshots.slot import StagingSlot
@@ -137,6 +138,23 @@ def test_a_host_without_memory_keeps_the_others_from_snapshots(
         assert together(hosts, lambda host: host.take(5)) == [False] * 2
     assert together(hosts, lambda host: host.take(6)) == [False] * 2
     assert together(hosts, lambda host: host.take(7)) == [True] * 2
+
+
+def test_a_part_that_cannot_be_declared_is_refused(
+    run: SnapshotHosts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody waits for it; the next ones are copied."""
+    hosts = run.attempt("a", "b")
+
+    def full(*arguments: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as changed:
+        changed.setattr(copies, "record_parts", full)
+        assert together(hosts, lambda host: host.take(5)) == [False] * 2
+    assert together(hosts, lambda host: host.take(6)) == [False] * 2
+    assert together(hosts, lambda host: host.take(7)) == [True] * 2
+    assert parts_in(run.memory("a"), 7) == parts_in(run.memory("b"), 7) == {0, 1}
 
 
 def test_a_lost_host_ends_the_copies_quietly(run: SnapshotHosts, monkeypatch: pytest.MonkeyPatch) -> None:
