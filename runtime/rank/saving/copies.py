@@ -117,9 +117,7 @@ class Copies:
                 self._thread.start()
 
     def wait(self, seconds: float, index: int | None = None) -> bool:
-        """Wait until a slot, or every slot, is copied, or nothing is copied any more; return False if it takes
-        longer.
-        """
+        """Wait until a slot, or every slot, is copied, or nothing is any more; return False if it takes longer."""
         deadline = time.monotonic() + seconds
         while not self._lost and (self.copying if index is None else index in self.copying):
             if time.monotonic() >= deadline:
