@@ -117,7 +117,7 @@ class Copies:
                 self._thread.start()
 
     def wait(self, seconds: float, index: int | None = None) -> bool:
-        """Wait until a slot, or every slot, is copied, or nothing is any more; return False if it takes longer."""
+        """Wait until a slot, or every slot, is copied, or a host is lost; return False after `seconds`."""
         deadline = time.monotonic() + seconds
         while not self._lost and (self.copying if index is None else index in self.copying):
             if time.monotonic() >= deadline:
