@@ -7,6 +7,7 @@ The script saves nothing to disk before its last step, so what is not in memory 
 from __future__ import annotations
 
 import signal
+import subprocess
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,11 +22,13 @@ pytestmark = pytest.mark.skipif(bool(missing()), reason=missing())
 STEPS, HELD = 16, 8
 
 
-def _runs(made: Sequence[Host], folder: Path, *, endpoint: str = "node0") -> list[HostRun]:
+def _runs(
+    made: Sequence[Host], folder: Path, *, endpoint: str = "node0", output: str = "ours"
+) -> list[HostRun]:
     script = (
         str(SCRIPTS / TRAINER),
         "--output-dir",
-        "ours",
+        output,
         "--max-steps",
         str(STEPS),
         "--save-steps",
@@ -73,16 +76,22 @@ def test_a_killed_rank_repeats_no_step(tmp_path: Path) -> None:
 
 @pytest.mark.full
 def test_a_lost_host_loses_no_snapshot(tmp_path: Path) -> None:
-    """Its part is on host 0, too, and it gets all of the snapshot when it is back with empty memory."""
+    """Its part is on host 0, too, and it gets all of the snapshot when it is back with empty memory and an
+    empty disk: the output directory is each host's own.
+    """
     with hosts(tmp_path, 2) as made:
-        pair = _runs(made, tmp_path)
+        output = made[0].disk / "ours"
+        pair = _runs(made, tmp_path, output=str(output))
         with pair[0].held(HELD):
             _started(pair)
             made[1].kill()
             time.sleep(3)
             made[1].boot()
             pair[1].start()
-        _ended(pair, tmp_path)
+        for run in pair:
+            run.ended()
+        found = subprocess.check_output([*made[0].enter, "cat", str(output / "weights.sha256")], text=True)
+        assert found.split()[0] == undisturbed(TRAINER, STEPS)
     _resumed_in_memory(pair[0], after=5)
 
 
