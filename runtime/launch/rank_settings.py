@@ -54,7 +54,11 @@ class RankSettings(pydantic.BaseModel):
     attempt_started_at: float = 0.0
     """Wall-clock time at which the attempt was prepared, in seconds since the epoch."""
     expected_snapshot: SnapshotName | None = None
-    """The snapshot in memory that the ranks load; None if they load a checkpoint from disk, or nothing."""
+    """The snapshot in memory that the ranks of one host load; None to load from disk, or nothing."""
+    loads_from_disk: bool = False
+    """Whether the newest snapshot has been written to disk because ranks could not load it from memory."""
+    discarded: tuple[int, int] | None = None
+    """The call, and the step from which on the run goes back; None if it does not."""
     features: dict[str, dict[str, Any]] = {}
     """What features have for the rank, by their names."""
     full_world_size: int = 0

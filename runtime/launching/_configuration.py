@@ -141,7 +141,7 @@ def configure(request: RunRequest) -> PreparedLaunch:
         config=config,
         script=source,
         recorded=None if request.typed is None else _without_secrets(request.typed, request.arguments),
-        snapshot_folder=values.snapshot_folder(launch.snapshot_dir, nodes[1]),
+        snapshot_folder=values.snapshot_folder(launch.snapshot_dir),
     )
 
 

@@ -195,6 +195,8 @@ def rank_environment(
         known_calls=supervisor.history.calls.to_pass(),
         attempt_started_at=time.time(),
         expected_snapshot=supervisor.expected_snapshot,
+        loads_from_disk=supervisor.loads_from_disk,
+        discarded=supervisor.discarded,
         features=supervisor.rank_settings(rank),
         full_world_size=full_world_size,
         cpus=config.rank_cpus[rank % len(config.rank_cpus)] if config.rank_cpus else (),

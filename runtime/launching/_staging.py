@@ -30,7 +30,7 @@ from grpo_run.runtime.snapshots.ownership import (
     recorded_areas,
     take_area,
 )
-from grpo_run.runtime.snapshots.slot import STAGED
+from grpo_run.runtime.snapshots.slot import PARTS, STAGED
 from grpo_run.watchdog.text import size_text
 
 if TYPE_CHECKING:
@@ -94,7 +94,8 @@ def staged(
         if area is not None:
             # the run has ended before its first snapshot; a forked process that unwinds the stack removes
             # nothing
-            if os.getpid() == supervisor and not any(area.path.glob(f"*/{STAGED}")):
+            left = [*area.path.glob(f"*/{STAGED}"), *area.path.glob(f"*/{PARTS}")]
+            if os.getpid() == supervisor and not left:
                 StagingArea(area.path).clear()
             os.close(area.lock)
 

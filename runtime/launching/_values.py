@@ -30,17 +30,16 @@ def timeouts(limits: Timeouts, handlers: float | None) -> Timeouts:
     return replace(limits, handler_seconds=handlers)
 
 
-def snapshot_folder(text: str, nodes: int) -> Path | None:
+def snapshot_folder(text: str) -> Path | None:
     """Return the folder of staging areas; None when checkpoints are written directly to disk.
 
     Args:
         text: the option's value: `off`, or a directory on a file system in memory.
-        nodes: the largest number of nodes; with several, no node would stage a complete checkpoint.
 
     Raises:
         UsageError: the named directory does not exist or cannot be used.
     """
-    if text == "off" or nodes > 1:
+    if text == "off":
         return None
     root = Path(text).absolute()
     is_default = text == str(SHARED_MEMORY_ROOT)

@@ -197,6 +197,21 @@ class Session:
         return group
 
     @property
+    def host(self) -> int:
+        """The number of this host among those of the attempt."""
+        return self.rank // self.local_world_size
+
+    @property
+    def hosts(self) -> int:
+        """How many hosts have ranks."""
+        return self.world_size // self.local_world_size
+
+    @property
+    def leads_host(self) -> bool:
+        """Whether this is the first rank of its host."""
+        return self.rank % self.local_world_size == 0
+
+    @property
     def is_main(self) -> bool:
         """Whether this is rank 0, which writes what all ranks have agreed on."""
         return self.rank == 0

@@ -11,6 +11,7 @@ Called by `runtime/rank/step/step_vote.py` (`start`, `collect`), by everything t
 
 from __future__ import annotations
 
+import struct
 import time
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeVar
@@ -128,6 +129,16 @@ def decode(vector: list[int]) -> VoteResult:
     return VoteResult(
         step=last_step, flags=Flags(*map(bool, flags)), asked_by_all=by_all, asked_by_some=by_some
     )
+
+
+def to_bits(seconds: float) -> int:
+    """Return an integer that ranks can vote on; `from_bits` returns the same number of seconds."""
+    return int(struct.unpack("<q", struct.pack("<d", seconds))[0])
+
+
+def from_bits(bits: int) -> float:
+    """Return the number of `to_bits`."""
+    return float(struct.unpack("<d", struct.pack("<q", bits))[0])
 
 
 class VoteGroup:

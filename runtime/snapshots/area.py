@@ -4,7 +4,8 @@
       slot0/ slot1/ slot2/
         lock                   held while the slot is written, drained or loaded; the kernel releases it
                                if the holder dies
-        STAGED.json            written last, by rename; without it the slot holds no snapshot
+        STAGED.json            written last, by rename; without it the slot holds no complete snapshot
+        PARTS.json             which parts of a snapshot of several hosts are here
         DRAINED                the snapshot is on disk as a checkpoint
         LOADED                 ranks have resumed from it
         LOG_HISTORY.json       what `log-history` has of it (`log_history.py`)
@@ -16,7 +17,8 @@
 
 Snapshots survive the death of every process, but not a reboot. There are three slots so that one can be
 drained, one can hold the newest snapshot and one can be written at any time. Ranks write
-(`runtime.rank.saving`), the drain worker reads. Does not write checkpoints. Works on one node only.
+(`runtime.rank.saving`), the drain worker reads. Does not write checkpoints. Of a run over several hosts each
+has an area of its own, with its part of a snapshot and those that others have sent (`parts.py`).
 """
 
 from __future__ import annotations
@@ -24,13 +26,14 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from pathlib import Path
 
 from grpo_run.runtime.errors import CheckpointError
 from grpo_run.runtime.files import write_json
-from grpo_run.runtime.snapshots.slot import STAGED, StagedSnapshot, StagingSlot
+from grpo_run.runtime.snapshots.parts import read_parts
+from grpo_run.runtime.snapshots.slot import PARTS, STAGED, StagedSnapshot, StagingSlot
 from grpo_run.watchdog.causes import Cause
 
 SLOTS = 3
@@ -79,6 +82,11 @@ class StagingArea:
         return cached[1]
 
     @property
+    def has_parts(self) -> bool:
+        """Whether a slot has a snapshot, or a part of one."""
+        return any((slot.path / name).exists() for slot in self.slots for name in (STAGED, PARTS))
+
+    @property
     def trouble(self) -> Cause | None:
         """Why checkpoints cannot be written to disk at present; nothing should wait for it then."""
         try:
@@ -94,7 +102,7 @@ class StagingArea:
         with suppress(OSError):  # memory may be full too; ranks then wait for the disk until their deadline
             write_json(self.path / TROUBLE, {"cause": cause, "sentence": sentence})
 
-    def choose_slot(self, *, sacrifice: bool = False) -> StagingSlot | None:
+    def choose_slot(self, *, sacrifice: bool = False, copying: Collection[int] = ()) -> StagingSlot | None:
         """Return the slot to write next, or None if every slot is needed or locked.
 
         Prefers a drained slot, whose memory is allocated already, then one whose snapshot a newer one
@@ -104,6 +112,7 @@ class StagingArea:
         Args:
             sacrifice: allow scheduled snapshots that are not on disk, oldest first; not those that the user
                 asked for.
+            copying: indices of slots that are needed because they are being copied to another host.
         """
         snapshots = self.snapshots()
         complete = {slot.index for _, slot in snapshots}
@@ -113,14 +122,16 @@ class StagingArea:
         ]
         empty = [slot for slot in self.slots if slot.index not in complete]
         older = [slot for staged, slot in reversed(snapshots[1:]) if not staged.kept] if sacrifice else []
-        return next((slot for slot in (*drained, *superseded, *empty, *older) if not slot.busy), None)
+        usable = (slot for slot in (*drained, *superseded, *empty, *older) if slot.index not in copying)
+        return next((slot for slot in usable if not slot.busy), None)
 
     def free_unneeded(
         self, done: Callable[[StagedSnapshot, StagingSlot], bool], *, keep_newest: bool = False
     ) -> int:
         """Free the memory of every slot whose snapshot nobody needs; return how many bytes that were.
 
-        A slot that is being written, drained or loaded is left alone.
+        A slot that is being written, drained or loaded is left alone, and so are the newest two of those
+        that have parts only.
 
         Args:
             done: returns True for a snapshot that is on disk or need not be.
@@ -129,7 +140,11 @@ class StagingArea:
         snapshots = {slot.index: staged for staged, slot in self.snapshots()}
         newest = next(iter(snapshots), None)
         freed = 0
+        parts = {slot.index: found for slot in self.slots if (found := read_parts(slot)) is not None}
+        needed = sorted(parts.keys() - snapshots.keys(), key=lambda index: parts[index].staged.order)[-2:]
         for slot in self.slots:
+            if slot.index in needed:
+                continue
             staged = snapshots.get(slot.index)
             is_newest = slot.index == newest
             if staged is not None and not done(staged, slot) and (is_newest or staged.must_reach_disk):

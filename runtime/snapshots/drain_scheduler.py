@@ -9,6 +9,9 @@
 Training never waits for the disk. A full disk raises an alert and is retried until it has free space; a disk
 that hangs is reported as a stall. Called by the supervisor at every poll. `_drain_policy.py` chooses the
 snapshot, `_drain_requests.py` speaks to the drain worker, which writes it and says what became of it.
+
+Of several hosts, the one with rank 0 has the complete snapshots and writes them; the others keep theirs in
+memory for it.
 """
 
 from __future__ import annotations
@@ -75,6 +78,14 @@ class DrainScheduler:
         self._expected: StagedSnapshot | None = None
         self._held_until = 0.0
         self._resumed: StagedSnapshot | None = None
+        self._unproven = False
+        """No rank has finished a step since the last attempt began."""
+        self.writes = True
+        """Whether this host writes the checkpoints of the run: it has rank 0."""
+        self.loads_from_disk = False
+        """Whether the last attempt that was prepared loads from disk what an earlier one could not load."""
+        self.keeps_parts = False
+        """Whether the memory stays when the run ends here: other hosts are missing, and it may go on."""
         self.memory_is_short = False
         """Whether the newest snapshot is to be drained too, so that its memory can be freed."""
         self.last_failure: DrainFailed | None = None
@@ -99,8 +110,9 @@ class DrainScheduler:
         if ranks_have_loaded:
             self._held_until = 0.0
             self._expected = None  # if it was offered, it could be loaded
+            self._unproven = False
         now = self._clock()
-        if now < self._next_poll_at:
+        if now < self._next_poll_at or not self.writes:
             return
         self._next_poll_at = now + POLL_SECONDS
         self._requests.receive()
@@ -118,7 +130,9 @@ class DrainScheduler:
         if due is not None:
             self._requests.send(*due)
 
-    def prepare_attempt(self, *, spare_memory: bool = False) -> SnapshotName | None:
+    def prepare_attempt(
+        self, *, spare_memory: bool = False, host: int = 0, hosts: int = 1
+    ) -> SnapshotName | None:
         """Return the snapshot that the next attempt loads from memory, or None if it loads from disk.
 
         One that was offered to an attempt which did not finish a step is written to disk and loaded from
@@ -128,7 +142,15 @@ class DrainScheduler:
         Args:
             spare_memory: ranks that load need more memory than ranks that train, and there is little. The
                 newest snapshot is written to disk and loaded from there, and the memory of all is freed.
+            host: the number of this host in the attempt.
+            hosts: of the attempt. The ranks of several hosts choose the snapshot themselves, unless
+                `loads_from_disk`.
         """
+        tried, self._unproven = hosts > 1 and self._unproven, True
+        self.loads_from_disk, self.writes = False, host == 0
+        if not self.writes:
+            self._requests.wait()
+            return None
         self._requests.receive()
         self._held_until = self._clock() + HOLD_SECONDS
         if spare_memory:
@@ -137,11 +159,13 @@ class DrainScheduler:
             is_on_disk = self._due_to_resume() is None
             self.free_memory()
             if is_on_disk:
+                self.loads_from_disk = True
                 return None  # else the disk does not take it, and memory has the only copy
         offered = self._loadable()
-        if offered is None or offered[0] == self._expected:
+        if offered is None or offered[0] == self._expected or (tried and offered[1].loaded):
             self.flush(newest_only=True)
             if self.last_failure is None:
+                self.loads_from_disk = offered is not None
                 return None
             offered = self._loadable()
         if offered is None:
@@ -192,7 +216,7 @@ class DrainScheduler:
         """Free the memory of snapshots that are on disk or superseded; return how many bytes that were. See
         `StagingArea`.
         """
-        return self.staging.free_unneeded(self._done, keep_newest=keep_newest)
+        return self.staging.free_unneeded(self._done, keep_newest=keep_newest or not self.writes)
 
     def discard(self, call: int, from_step: int) -> list[int]:
         """Discard the snapshots in memory of a call from a step on; return their steps. No rank may be
@@ -235,7 +259,7 @@ class DrainScheduler:
 
     def unwritten(self) -> list[tuple[StagedSnapshot, StagingSlot]]:
         """Return the snapshots that matter and are not on disk, newest first."""
-        snapshots = self._kept_at_end()
+        snapshots = self._kept_at_end() if self.writes else []
         return [
             entry
             for entry in snapshots
@@ -249,7 +273,7 @@ class DrainScheduler:
             whether snapshots are kept in memory, because they could not be written to disk.
         """
         self._requests.stop_worker()
-        if self.unwritten():
+        if self.unwritten() or (self.keeps_parts and not self.writes and self.staging.has_parts):
             return True
         self.staging.clear()
         return False
@@ -257,8 +281,11 @@ class DrainScheduler:
     # ---- which snapshots are done or due ----
 
     def _done(self, staged: StagedSnapshot, slot: StagingSlot) -> bool:
-        """Return True for a snapshot that is on disk, unreadable, or superseded by a checkpoint on disk."""
-        return slot.drained or self._is_broken(staged, slot) or self._published.supersede(staged)
+        """Return True for a snapshot that is on disk, unreadable, or superseded by a checkpoint on disk; also
+        for one that another host writes.
+        """
+        done = slot.drained or self._is_broken(staged, slot) or self._published.supersede(staged)
+        return done or not self.writes
 
     def _is_broken(self, staged: StagedSnapshot, slot: StagingSlot) -> bool:
         return self._broken.get(slot.index) == staged

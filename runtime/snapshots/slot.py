@@ -25,6 +25,8 @@ from grpo_run.runtime.snapshots.log_history import LOG_HISTORY, TAIL, read_segme
 STAGED = "STAGED.json"
 PREPARED = "STAGED.json.prepared"
 """The content of `STAGED` before the snapshot is complete."""
+PARTS = "PARTS.json"
+"""What a slot has of a snapshot of several hosts; see `parts.py`."""
 DRAINED = "DRAINED"
 LOADED = "LOADED"
 SPARE_SUFFIXES = frozenset({".pt", ".pth", ".bin", ".safetensors"})
@@ -140,9 +142,9 @@ class StagingSlot:
         folder = self.files / staged.folder
         try:
             folder.stat()
-            sizes = {folder / name: size_bytes for name, size_bytes in (staged.files or {}).items()}
-            sizes |= {self.path.parent / one.path: one.size_bytes for one in read_segments(self.path)}
-            for path, size_bytes in sizes.items():
+            expected = {folder / name: size_bytes for name, size_bytes in (staged.files or {}).items()}
+            expected |= {self.path.parent / one.path: one.size_bytes for one in read_segments(self.path)}
+            for path, size_bytes in expected.items():
                 if (found_bytes := path.stat().st_size) != size_bytes:
                     raise BrokenSnapshotError(f"{path} has {found_bytes} bytes instead of {size_bytes}")
         except OSError as error:
@@ -153,7 +155,12 @@ class StagingSlot:
     def checkpoint_bytes(self, staged: StagedSnapshot) -> int:
         """Return how large the checkpoint of the snapshot in this slot is on disk."""
         log_bytes = sum(segment.text_bytes for segment in read_segments(self.path))
-        return log_bytes + sum(_sizes(self.files / staged.folder).values())
+        return log_bytes + sum(sizes(self.files / staged.folder).values())
+
+    @property
+    def loaded(self) -> bool:
+        """Ranks have begun to load the snapshot."""
+        return (self.path / LOADED).exists()
 
     @property
     def drained(self) -> bool:
@@ -171,13 +178,13 @@ class StagingSlot:
 
     def begin_snapshot(self) -> None:
         """Discard the present snapshot before another one is written, and keep its files as spare ones."""
+        (self.path / PARTS).unlink(missing_ok=True)
         (self.path / STAGED).unlink(missing_ok=True)
         (self.path / PREPARED).unlink(missing_ok=True)
         (self.path / DRAINED).unlink(missing_ok=True)
         (self.path / LOG_HISTORY).unlink(missing_ok=True)
         (self.path / TAIL).unlink(missing_ok=True)
-        loaded = (self.path / LOADED).exists()
-        if not loaded:
+        if not self.loaded:
             for folder in self.files.glob("*"):
                 shutil.rmtree(self.spare, ignore_errors=True)
                 folder.rename(self.spare)
@@ -197,7 +204,7 @@ class StagingSlot:
         is."""
         if not (self.path / PREPARED).exists():
             return staged  # the slot was removed, and must not become complete without its files
-        recorded = staged.model_copy(update={"files": _sizes(self.files / staged.folder)})
+        recorded = staged.model_copy(update={"files": sizes(self.files / staged.folder)})
         try:
             self.prepare_snapshot(recorded)
         except OSError:
@@ -207,13 +214,17 @@ class StagingSlot:
     def complete_snapshot(self) -> None:
         """Declare the prepared snapshot complete, after all ranks have written. Takes no memory."""
         os.replace(self.path / PREPARED, self.path / STAGED)
-        shutil.rmtree(self.spare, ignore_errors=True)  # nothing of the snapshot has these names
+        self.discard_spare()  # nothing of the snapshot has these names
+
+    def discard_spare(self) -> None:
+        """Free the files of the snapshot before that were not written over."""
+        shutil.rmtree(self.spare, ignore_errors=True)
 
     def free(self) -> int:
         """Discard the present snapshot and free its memory; return how many bytes that were."""
         before = self.size_bytes()
         self.begin_snapshot()
-        shutil.rmtree(self.spare, ignore_errors=True)
+        self.discard_spare()
         return max(0, before - self.size_bytes())
 
     @contextmanager
@@ -248,7 +259,7 @@ class StagingSlot:
         return tree_bytes(self.path)
 
 
-def _sizes(folder: Path) -> dict[str, int]:
+def sizes(folder: Path) -> dict[str, int]:
     """Return the size of each file below a folder, by its relative path."""
     return {
         str(path.relative_to(folder)): path.stat().st_size

@@ -31,6 +31,7 @@ from grpo_run.runtime.history.events import (
 )
 from grpo_run.runtime.history.history import HistoryPart
 from grpo_run.runtime.history.lifecycle import Lifecycle, RunEvent, RunState
+from grpo_run.runtime.history.recovery import pending_rollback
 from grpo_run.runtime.history.reporter import LiveHistory, Reporter
 from grpo_run.runtime.history.run_directory import RunDirectory
 from grpo_run.runtime.history.status import RunStatus, live_status, read_counts
@@ -150,6 +151,8 @@ class Supervisor:
         self.attempt = Attempt(run, self.history.attempts - 1, warn=self.warn)
         self.expected_snapshot: SnapshotName | None = None
         """The snapshot that the ranks of this attempt load from memory."""
+        self.discarded: tuple[int, int] | None = None
+        """The call and the step from which on this attempt goes back; None if it does not."""
         self._host_lost = self._hosts_awaited = ""
         self._hosts_can_meet = True
         self._admits_from: tuple[int, int] | None = None
@@ -157,6 +160,11 @@ class Supervisor:
         self.has_ranks = False
         """False while the agent waits in a rendezvous, during which `poll` is not called."""
         self._previous_poll_at = self._polled_at = self._ranks_started_at = time.monotonic()
+
+    @property
+    def loads_from_disk(self) -> bool:
+        """Whether the ranks of this attempt load from disk what they could not load from memory."""
+        return self._drains is not None and self._drains.loads_from_disk
 
     @property
     def exit_code(self) -> int | None:
@@ -201,7 +209,7 @@ class Supervisor:
             place = f"host {group_rank + 1} of {all_ranks // here}"
             self._hosts_awaited = f"starting {here} of {counted(all_ranks, 'rank')}, {place}"
         time.sleep(max(0.0, self._start_not_before - time.monotonic()))
-        self._settle_resumption()
+        self._settle_resumption(group_rank, workers[0].world_size // len(workers))
         self._faults.begin_attempt(group_rank)
         forkserver.await_server(functools.partial(self.warn, None))
         self._reporter.begin_attempt()
@@ -233,15 +241,23 @@ class Supervisor:
         for counts in read_counts(board):
             self._reporter.write(counts)
 
-    def _settle_resumption(self) -> None:
+    def _settle_resumption(self, host: int, hosts: int) -> None:
         """Set aside what a rollback discards, write what is not loaded from memory to disk, and keep the
         checkpoints from removal by ranks.
+
+        Args:
+            host: the number of this host in the attempt.
+            hosts: of the attempt.
         """
+        rollback = pending_rollback(self.history.recoveries)
+        self.discarded = (rollback.train_call, rollback.before_step or 0) if rollback is not None else None
         if set_aside(self.history, self.config, self._drains, self._reporter):
             self.backups.forget()
         self.expected_snapshot = None
         if self._drains is not None:
-            self.expected_snapshot = self._drains.prepare_attempt(spare_memory=self._host.spares_memory)
+            self.expected_snapshot = self._drains.prepare_attempt(
+                spare_memory=self._host.spares_memory, host=host, hosts=hosts
+            )
             self._live.read_ranks()
         self.backups.make()
 
@@ -537,6 +553,8 @@ class Supervisor:
         )
 
     def _end(self, event: RunEvent, exit_code: int, sentence: str = "") -> Directive:
+        if self._drains is not None:
+            self._drains.keeps_parts = not self.has_ranks
         return self._outcome.end(event, exit_code, self.attempt, sentence)
 
     def end_features(self) -> None:

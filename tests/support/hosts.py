@@ -189,12 +189,19 @@ class HostRun(Run):
         nodes: `--nnodes`.
         script: with its arguments.
         options: further ones of `grpo-run launch`.
+        endpoint: the host where all meet.
     """
 
     def __init__(
-        self, host: Host, folder: Path, *script: str, nodes: str = "2", options: Sequence[str] = ()
+        self,
+        host: Host,
+        folder: Path,
+        *script: str,
+        nodes: str = "2",
+        options: Sequence[str] = (),
+        endpoint: str = "node0",
     ) -> None:
-        rendezvous = ("--rdzv-backend", "c10d", "--rdzv-endpoint", f"node0:{PORT}", "--rdzv-id", "pair")
+        rendezvous = ("--rdzv-backend", "c10d", "--rdzv-endpoint", f"{endpoint}:{PORT}", "--rdzv-id", "pair")
         super().__init__(
             folder,
             ["--run-id", "pair", "--nnodes", nodes, *rendezvous, "--nproc-per-node", "1", *options, *script],

@@ -67,7 +67,7 @@ def take(
     staged = snapshot(trainer.output, step, **changes)
     with snapshots.reserve(staged, flags or SaveFlags(non_finite=False)) as reservation:
         if reservation.slot is not None:
-            return TAKEN if snapshots.write(reservation, staged, trainer.write) else NO_MEMORY
+            return TAKEN if snapshots.write(reservation, trainer.write) else NO_MEMORY
         if reservation.flags.forbid_snapshot:
             return FORBIDDEN
         return NO_MEMORY if reservation.lacks_memory else NO_SLOT

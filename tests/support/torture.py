@@ -143,7 +143,7 @@ def take_snapshot(save: Save, rank: int = 0, peer: socket.socket | None = None) 
     )  # fmt: skip
     snapshots = Snapshots(session, StagingArea(save.staging))  # type: ignore[arg-type]
     with snapshots.reserve(staged, SaveFlags(non_finite=False)) as reservation:
-        assert snapshots.write(reservation, staged, write)
+        assert snapshots.write(reservation, write)
 
 
 def drain(staging: Path, index: int) -> None:

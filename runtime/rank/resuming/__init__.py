@@ -2,7 +2,8 @@
 
 Start with `choice.py`: rank 0 chooses, and all ranks agree. `identification.py` recognizes the call among
 those of earlier attempts, `_fit.py` decides whether a checkpoint fits the run, and `request.py` has the data
-types. `memory.py` opens a snapshot in memory, which the trainer loads like a checkpoint on disk. Imports
+types. `memory.py` opens a snapshot in memory, which the trainer loads like a checkpoint on disk; `hosts.py`
+chooses that of several hosts and brings it to each. Imports
 `runtime/rank/exact/` and the shared rooms; used by `runtime/rank/step/`,
 `runtime/rank/hooks/` and `runtime/rank/loops/`. Restores no state of a trainer (`runtime/rank/exact/`).
 """

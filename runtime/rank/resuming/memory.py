@@ -65,18 +65,19 @@ class OpenSnapshot:
         self._lock.close()
 
 
-def open_expected(session: Session, begun: Container[int]) -> OpenSnapshot | None:
+def open_expected(session: Session, name: SnapshotName | None, begun: Container[int]) -> OpenSnapshot | None:
     """Open the expected snapshot on every rank. Collective if there is one.
 
     Args:
+        name: of the snapshot; equal on every rank.
         begun: numbers of the run's calls that were begun in this attempt. The snapshot of such a call was
             used.
 
     Returns:
-        None on every rank if the supervisor expects none, or a rank cannot open it; the journal has the
+        None on every rank if none is expected, or a rank cannot open it; the journal has the
         reason.
     """
-    name, directory = session.settings.expected_snapshot, session.config.snapshot_directory
+    directory = session.config.snapshot_directory
     if name is None or directory is None or name.train_call in begun:
         return None
     opened = None

@@ -114,6 +114,8 @@ class ResumeChoice:
             fields["argument"] = request.script_argument
         elif fields["in_memory"]:
             checkpoint = request.in_memory
+            if checkpoint is not None:  # in the memory of this host, which has another path
+                fields["argument"] = str(checkpoint.path)
         elif path is not None:
             checkpoint = FoundCheckpoint(path=Path(path), manifest=read_manifest(Path(path)))
         elif isinstance(argument, str) and not Path(argument).is_dir():

@@ -1,7 +1,7 @@
 """Save a checkpoint directly to disk: all ranks write, then rank 0 publishes it with a manifest.
 
-Used where a snapshot is not possible: several nodes, no memory, or something reads the checkpoint during the
-save. The manifest is written last, and older checkpoints are removed only after it. Called by `saver.py`,
+Used where a snapshot is not possible: no memory, or something reads the checkpoint during the save. The
+manifest is written last, and older checkpoints are removed only after it. Called by `saver.py`,
 which decides.
 """
 

@@ -1,4 +1,5 @@
-"""Reserve a slot for a snapshot: what all ranks agree on before and after a save, in two all-reduces.
+"""Reserve a slot for a snapshot: what all ranks agree on before and after a save, in two all-reduces; on
+several hosts in three, because each has slots of its own (`copies.py`).
 
 Rank 0 chooses, locks and empties a slot before the vote. Each rank fills in what it knows as `SaveFlags`;
 the maximum is the same on every rank, so all ranks take the same branch and learn the slot. Further votes
@@ -16,12 +17,12 @@ from dataclasses import astuple, dataclass, replace
 from typing import Any
 
 from grpo_run.runtime.errors import CheckpointError
-from grpo_run.runtime.history.events import CheckpointFailed
 from grpo_run.runtime.rank.saving.contents import SaveMode
+from grpo_run.runtime.rank.saving.copies import Copies, report_lost
 from grpo_run.runtime.rank.session import Session
 from grpo_run.runtime.snapshots.area import StagingArea
 from grpo_run.runtime.snapshots.headroom import least_headroom
-from grpo_run.runtime.snapshots.slot import StagedSnapshot, StagingSlot, path_of
+from grpo_run.runtime.snapshots.slot import StagedSnapshot, StagingSlot
 from grpo_run.watchdog.causes import Cause
 from grpo_run.watchdog.text import size_text
 
@@ -106,6 +107,8 @@ class Reservation:
     """An empty slot that rank 0 has locked, or None."""
     began: float
     """`time.perf_counter()` when this rank stopped waiting for a slot."""
+    staged: StagedSnapshot
+    """The snapshot, equal on every rank."""
 
     @property
     def lacks_memory(self) -> bool:
@@ -117,12 +120,14 @@ class Reserver:
     """Reserves slots, on one rank.
 
     Args:
-        staging: the run's staging area.
+        staging: the run's staging area on this host.
+        copies: of the parts of several hosts; None if there is one.
     """
 
-    def __init__(self, session: Session, staging: StagingArea) -> None:
+    def __init__(self, session: Session, staging: StagingArea, copies: Copies | None = None) -> None:
         self._session = session
         self._staging = staging
+        self._copies = copies
 
     @contextmanager
     def reserve(self, staged: StagedSnapshot, flags: SaveFlags, expected_bytes: int) -> Iterator[Reservation]:
@@ -132,31 +137,41 @@ class Reserver:
         during the copy would make all ranks copy in vain.
 
         Args:
-            staged: the snapshot to take; equal on every rank.
+            staged: the snapshot to take.
             flags: of this rank.
             expected_bytes: approximate size of the checkpoint over all ranks.
         """
         deadline = time.monotonic() + (WAIT_SECONDS if staged.must_reach_disk else 0.0)
-        all_allow = False
+        copies, all_allow = self._copies, False
+        if copies is not None:
+            staged = staged.model_copy(update={"attempt": copies.attempt})
         with ExitStack() as lock:
             while True:
                 decision = NO_SLOT
                 if self._session.is_main and not flags.forbid_snapshot:
-                    slot = self._wait_for_slot(lock, deadline, may_discard=all_allow)
+                    free = self._wait_for_slot(lock, deadline, may_discard=all_allow)
                     began = time.perf_counter()
-                    decision = slot if isinstance(slot, int) else self._empty(slot, staged, expected_bytes)
+                    decision = free if isinstance(free, int) else self._empty(free, staged, expected_bytes)
                 agreed = replace(flags, slot=decision).maximum(self._session.votes)
                 if agreed.forbid_snapshot or agreed.slot != WAITING:
                     break
                 all_allow = True
-            if agreed.forbid_snapshot or agreed.slot < FIRST_SLOT:
+            slot = None
+            if not agreed.forbid_snapshot and agreed.slot >= FIRST_SLOT:
+                slot = self._staging.slots[agreed.slot - FIRST_SLOT]
+            if slot is not None and copies is not None:
+                everywhere = copies.reserve(lock, slot, staged)
+                if everywhere is None:
+                    agreed, slot = replace(agreed, slot=NO_MEMORY), None
+                else:
+                    staged = everywhere
+            if slot is None:
                 lock.close()
-                yield Reservation(flags=agreed, slot=None, began=time.perf_counter())
-                return
             yield Reservation(
                 flags=agreed,
-                slot=self._staging.slots[agreed.slot - FIRST_SLOT],
-                began=began if self._session.is_main else time.perf_counter(),
+                slot=slot,
+                began=began if self._session.is_main and slot is not None else time.perf_counter(),
+                staged=staged,
             )
 
     def _wait_for_slot(self, lock: ExitStack, deadline: float, *, may_discard: bool) -> StagingSlot | int:
@@ -170,7 +185,8 @@ class Reserver:
         try:
             while True:
                 troubled = self._staging.trouble is not None
-                slot = self._staging.choose_slot(sacrifice=troubled and may_discard)
+                copying = self._copies.copying if self._copies is not None else ()
+                slot = self._staging.choose_slot(sacrifice=troubled and may_discard, copying=copying)
                 if slot is not None and lock.enter_context(slot.locked()):
                     return slot
                 if troubled and not may_discard:
@@ -208,14 +224,5 @@ class Reserver:
         except CheckpointError:
             return
         if old is not None and old.scheduled and not slot.drained:
-            self._session.journal.write(
-                CheckpointFailed(
-                    rank=0,
-                    step=old.step,
-                    cause=str(self._staging.trouble or Cause.unknown),
-                    reason="the disk did not take the checkpoint, and memory was needed for newer ones.",
-                    path=str(path_of(old)),
-                    train_call=old.train_call.ordinal,
-                    lost=True,
-                )
-            )
+            reason = "the disk did not take the checkpoint, and memory was needed for newer ones."
+            report_lost(self._session, old, self._staging.trouble or Cause.unknown, reason)

@@ -1,8 +1,8 @@
 """Make a call's checkpoints complete and verified, most of them without waiting for a disk.
 
     in memory   the usual way: a snapshot (`snapshots.py`) that the supervisor makes durable
-    directly    where memory is not possible (`_direct.py`): several nodes, no memory, or a script that
-                reads the checkpoint during the save
+    directly    where memory is not possible (`_direct.py`): no memory, or a script that reads the
+                checkpoint during the save
 
 What is written is for `contents.py` to say. Non-finite weights are never saved. Between the script's own
 checkpoints, the saver takes snapshots when `_cadence.py` says that one is due, at a stop, for the user, and
@@ -204,6 +204,8 @@ class Saver:
         else:
             staged = contents.staged(scheduled=scheduled, urgent=required and not scheduled, kept=kept)
             flags, taken = self._try_snapshot(snapshots, flags, write, staged)
+            if taken and (self.stopping or self._stop_pending_at == self._step or contents.call_ends):
+                taken = snapshots.await_copies()  # the ranks are about to exit
             if taken and flags.mode == SaveMode.in_memory_then_wait:
                 snapshots.wait_durable()
         if flags.non_finite:
@@ -231,7 +233,7 @@ class Saver:
         taken = False
         with snapshots.reserve(staged, flags, self._contents.size_bytes) as reservation:
             if reservation.slot is not None:
-                taken = snapshots.write(reservation, staged, write)
+                taken = snapshots.write(reservation, write)
         if taken:
             self._note_stop(snapshots.written)
             self.cadence.taken(staged.step, snapshots.cost_seconds)

@@ -6,8 +6,9 @@ The checkpoint is written as usual, but into a slot of the staging area, over th
     reserve   rank 0 chooses, locks and empties a slot; all ranks agree on it and on their `SaveFlags`
     write     each rank writes its part; all ranks agree whether every part is complete
 
-Then rank 0 declares the snapshot complete, and the supervisor writes it to disk. Called by `saver.py`, which
-decides when.
+Then rank 0 declares the snapshot complete, and the supervisor writes it to disk. On several hosts each has a
+part, and the snapshot is complete on host 0 when all parts have been copied there (`copies.py`). Called by
+`saver.py`, which decides when.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from grpo_run.runtime.rank.saving._reservation import (
     Written,
 )
 from grpo_run.runtime.rank.saving._spare_files import allocate, reuse_files
+from grpo_run.runtime.rank.saving.copies import Copies
 from grpo_run.runtime.rank.session import Session
 from grpo_run.runtime.snapshots.area import StagingArea
 from grpo_run.runtime.snapshots.headroom import is_full
@@ -53,13 +55,15 @@ class Snapshots:
     """The snapshots of one rank during one attempt.
 
     Args:
-        staging: the run's staging area.
+        staging: the run's staging area on this host.
+        copies: of the parts of several hosts; None if there is one.
     """
 
-    def __init__(self, session: Session, staging: StagingArea) -> None:
+    def __init__(self, session: Session, staging: StagingArea, copies: Copies | None = None) -> None:
         self._session = session
         self.staging = staging
-        self._reserver = Reserver(session, staging)
+        self._copies = copies
+        self._reserver = Reserver(session, staging, copies)
         self._preparation: threading.Thread | None = None
         self._warned_of_memory = False
         self.written = Written(session)
@@ -100,20 +104,19 @@ class Snapshots:
             self._preparation.join()
         return self._reserver.reserve(staged, flags, expected_bytes)
 
-    def write(self, reservation: Reservation, staged: StagedSnapshot, save: Callable[[Path], Any]) -> bool:
+    def write(self, reservation: Reservation, save: Callable[[Path], Any]) -> bool:
         """Write the checkpoint into the reserved slot. Collective: one all-reduce.
 
         An error other than a lack of memory is raised on its rank, before the vote: it ends the rank, and
         thereby the attempt.
 
         Args:
-            staged: the snapshot that the slot is reserved for.
             save: writes this rank's part of the checkpoint; called with the checkpoint's directory.
 
         Returns:
             False if at least one rank had no memory for its part; equal on every rank.
         """
-        slot, session = reservation.slot, self._session
+        slot, staged, session = reservation.slot, reservation.staged, self._session
         assert slot is not None, "no slot is reserved"
         lacks_memory = True
         folder = slot.files / staged.folder
@@ -126,7 +129,7 @@ class Snapshots:
                 raise
             session.warn_in_journal(str(error))
         taken = not self.written.agree(lacks_memory=lacks_memory)
-        if session.is_main:
+        if session.is_main or (self._copies is not None and session.leads_host):
             self._declare(slot, staged, taken=taken)
         self.cost_seconds = time.perf_counter() - reservation.began
         return taken
@@ -136,8 +139,11 @@ class Snapshots:
         try:
             if taken:
                 self.last = None
-                staged = slot.record_files(staged)
-                slot.complete_snapshot()
+                if self._copies is not None:
+                    self._copies.begin(slot, staged)
+                else:
+                    staged = slot.record_files(staged)
+                    slot.complete_snapshot()
                 self.last = slot, staged
             else:
                 slot.begin_snapshot()
@@ -146,6 +152,21 @@ class Snapshots:
                 self._session.warn(f"the snapshot of step {staged.step} is lost: {error}")
             else:
                 self._session.warn_in_journal(f"no snapshot: {error}")
+
+    def await_copies(self) -> bool:
+        """Wait until host 0 has all parts of what was taken. Collective on several hosts: one all-reduce.
+
+        Returns:
+            False if the last snapshot is not complete there.
+        """
+        if self._copies is None:
+            return True
+        self._copies.wait(self._session.config.timeouts.stop_seconds / 2)  # a save to disk may follow
+        lacks = self._session.is_main and (self.last is None or self.last[0].read_snapshot() is None)
+        if self._session.votes.maximum(int(lacks)):
+            self.last = None
+            return False
+        return True
 
     def wait_durable(self, seconds: float = WAIT_SECONDS) -> bool:
         """Wait until the last snapshot is on disk. Collective.
@@ -173,8 +194,10 @@ class Snapshots:
         slot, staged = self.last
         found = slot.read_snapshot()
         # another snapshot gets the slot only after this one was drained
-        if slot.drained or found not in (staged, None):
+        if slot.drained or (found is not None and found.order != staged.order):
             return Durability.durable
+        if self._copies is not None and slot.index in self._copies.copying:
+            return Durability.waiting
         gone = found is None  # it could not be read, and its memory was freed
         return Durability.given_up if gone or self.staging.trouble else Durability.waiting
 

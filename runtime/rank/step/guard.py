@@ -14,9 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 from grpo_run.runtime.checkpoints.manifest import TrainCall
 from grpo_run.runtime.rank.points import RankFeature
+from grpo_run.runtime.rank.resuming.hosts import Recovered, recover
 from grpo_run.runtime.rank.session import Session
 from grpo_run.runtime.rank.step.step_vote import UserRequests
 from grpo_run.runtime.snapshots.area import StagingArea
+from grpo_run.runtime.snapshots.slot import SnapshotName
 
 if TYPE_CHECKING:
     from grpo_run.runtime.rank.saving.snapshots import Snapshots
@@ -44,6 +46,7 @@ class AttemptState:
         self._warned_of_inner_call = False
         self._output_dirs: set[str] = set()
         self._snapshots: Snapshots | None = None
+        self._recovered: Recovered | None = None
 
     def begin_call(self, trainer_class: str, output_dir: str | os.PathLike[str]) -> TrainCall:
         """Number the next call by its position, and warn if an earlier call used the same directory.
@@ -78,15 +81,30 @@ class AttemptState:
                 " its own"
             )
 
+    def expected_snapshot(self) -> SnapshotName | None:
+        """Return the snapshot in memory that the calls of this attempt load. Collective on several hosts, the
+        first time.
+        """
+        session = self.session
+        if session.hosts == 1:
+            return session.settings.expected_snapshot
+        if self._recovered is None:
+            self._recovered = recover(session)
+        return self._recovered.name
+
     @property
     def snapshots(self) -> Snapshots | None:
         """In-memory snapshots of this rank; None if checkpoints are written directly to disk."""
-        directory = self.session.config.snapshot_directory
+        directory, known = self.session.config.snapshot_directory, self._recovered
+        if known is not None and not known.takes_snapshots:
+            directory = None  # another host has none
         if self._snapshots is None and directory is not None:
             # imports torch, which only the script may import first
+            from grpo_run.runtime.rank.saving.copies import Copies
             from grpo_run.runtime.rank.saving.snapshots import Snapshots
 
-            self._snapshots = Snapshots(self.session, StagingArea(directory))
+            copies = Copies(self.session, known.link, known.attempt) if known is not None else None
+            self._snapshots = Snapshots(self.session, StagingArea(directory), copies)
         return self._snapshots
 
 

@@ -92,7 +92,7 @@ def agree_on_resume(
         if fence is not None:
             fencing.close(fence)
         raise Stopped(session.slot.step)
-    snapshot = open_expected(session, claimed)
+    snapshot = open_expected(session, guard.expected_snapshot(), claimed)
     config, settings = session.config, session.settings
     request = ResumeRequest(
         call=call,

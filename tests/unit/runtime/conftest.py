@@ -63,8 +63,8 @@ def session(
     made = SimpleNamespace(
         keep_process_group=lambda: None, record_imports=lambda: None,
         board=board, slot=slot, journal=journal, settings=settings, config=settings.config,
-        rank=0, world_size=1, local_world_size=1, rejected_checkpoints=0, own_steps=0, left=None,
-        script_ended=False, fences={},
+        rank=0, world_size=1, local_world_size=1, hosts=1, rejected_checkpoints=0, own_steps=0,
+        left=None, script_ended=False, fences={},
         is_main=True, is_rank=True, votes=VoteGroup(),
         device_memory=DeviceMemory(), host_memory=ResidentMemory(),
         on_phase_change=[], reward_seconds=defaultdict(float),

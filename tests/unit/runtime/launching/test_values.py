@@ -66,8 +66,8 @@ def test_staging_areas_are_in_a_folder_of_the_user(here: Path, monkeypatch: pyte
         assert folder == root / f"grpo-run-{os.getuid()}"
         assert list(folder.iterdir()) == []
     assert prepare(["--snapshot-dir", "off", "train.py"]).snapshot_folder is None
-    # each of several nodes would hold a part, so ranks write directly to disk
-    assert prepare(["--snapshot-dir", str(memory), "--nnodes", "2", "train.py"]).snapshot_folder is None
+    several = prepare(["--snapshot-dir", str(memory), "--nnodes", "2", "train.py"])
+    assert several.snapshot_folder == prepare(["--snapshot-dir", str(memory), "train.py"]).snapshot_folder
 
 
 def test_an_unusable_default_directory_disables_staging(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
