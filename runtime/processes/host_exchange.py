@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 from torch.distributed import DistError, TCPStore  # type: ignore[attr-defined]
 
-from grpo_run.runtime.processes.meeting import Answer, probe
+from grpo_run.runtime.processes.signs_of_life import Answer, probe
 
 BEAT_SECONDS = 0.25
 BUSY_BEAT_SECONDS = 0.05

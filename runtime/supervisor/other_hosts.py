@@ -20,7 +20,7 @@ from typing import TypeVar
 from grpo_run.runtime.history.host_status import HostStatus, own_status, write_hosts
 from grpo_run.runtime.history.run_directory import RunDirectory
 from grpo_run.runtime.processes.host_exchange import FAULT, MAX_PAYLOAD_BYTES, HostExchange
-from grpo_run.runtime.processes.meeting import Answer
+from grpo_run.runtime.processes.signs_of_life import Answer
 from grpo_run.runtime.supervisor.attempt import Attempt
 from grpo_run.runtime.supervisor.detection.finding import HangFinding
 from grpo_run.runtime.supervisor.incident import OpenIncident
