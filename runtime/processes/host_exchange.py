@@ -30,6 +30,8 @@ AGAIN_SECONDS = 0.5
 """Between two attempts to connect."""
 STORE_TIMEOUT = timedelta(seconds=2)
 MAX_PAYLOAD_BYTES = 256 * 1024
+LOST_SECONDS = 5.0
+"""A supervisor that is killed takes its ranks with it, and theirs fail sooner than that."""
 MAX_PROBED = 16
 """Hosts that are asked at a time whether they are there."""
 FAULT = "fault"
@@ -139,9 +141,11 @@ class HostExchange:
     def look_for(self, nodes: Sequence[int]) -> dict[int, Answer]:
         """Ask hosts whether they are there, all at once; takes as long as a connection may take.
 
-        One that refuses is up, and has no supervisor any more. One that was never heard is silent.
+        One that refuses is up, and has no supervisor any more. One that was never heard, or not for long, is
+        silent: a fault does not wait for it.
         """
-        ports = {node: self._heard[node].head["port"] for node in nodes[:MAX_PROBED] if node in self._heard}
+        asked = [node for node in nodes if node in self._heard and self.silent_seconds(node) < LOST_SECONDS]
+        ports = {node: self._heard[node].head["port"] for node in asked[:MAX_PROBED]}
         with ThreadPoolExecutor(MAX_PROBED) as pool:
             found = dict(zip(ports, pool.map(lambda port: probe(*port), ports.values()), strict=True))
         return dict.fromkeys(nodes, Answer.silent) | found
