@@ -49,7 +49,8 @@ JOIN_SECONDS = 600
 ENDPOINT_KEY = "grpo_run/endpoint"
 ALIVE_KEY = "grpo_run/alive/"
 """Where a host can be reached that has this name in torch's rendezvous."""
-SOON_SECONDS = 0.5
+SOON_SECONDS = 1.0
+"""For the look that is under way and the one after it."""
 LEAVE_SECONDS = 6.0
 """How long a host that ends the run waits until the others have read that."""
 MOST_PROBES = 32
@@ -156,11 +157,12 @@ class Meeting(RendezvousHandler):
 
     def _look_on(self) -> None:
         while True:
-            asked_at = time.monotonic()
-            self.look()
-            self._looked.set()
-            self._wake.wait(max(0.0, asked_at + LOOK_SECONDS - time.monotonic()))
+            asked_at, asked_for = time.monotonic(), self._wake.is_set()
             self._wake.clear()
+            self.look()
+            if asked_for:  # not for a look that began before
+                self._looked.set()
+            self._wake.wait(max(0.0, asked_at + LOOK_SECONDS - time.monotonic()))
 
     def look_soon(self) -> None:
         """A rank has failed: look at the hosts before that is judged, which takes a moment."""
