@@ -322,7 +322,7 @@ class Agent(LocalElasticAgent):
             _call_in_thread(self._exit_barrier, self._check_hosts)
 
     def _exit_barrier(self) -> None:
-        """Wait until all hosts are here, by short requests: a thread that torch's barrier leaves waiting in C++
+        """Wait until all hosts are here, by short requests: a thread that torch's barrier leaves in C++
         aborts the process when that ends.
         """
         store, deadline = self._worker_group.store, time.monotonic() + EXIT_BARRIER_SECONDS
