@@ -14,6 +14,7 @@ from grpo_run.runtime.errors import EXIT_FINISHED, EXIT_GAVE_UP, EXIT_STOPPED
 from grpo_run.runtime.history import no_trainer_script
 from grpo_run.runtime.history.history import History
 from grpo_run.runtime.history.recovery import most_repeated
+from grpo_run.watchdog.causes import Cause
 from grpo_run.watchdog.text import counted
 
 
@@ -37,6 +38,7 @@ def summarize(state: str, history: History, exit_code: int | None = None) -> str
         # the script of a finished run may have had no further step to commit
         if recovery.recovery_seconds is not None
         or (exit_code == EXIT_FINISHED and recovery.action.startswith("restart"))
+        or (exit_code == EXIT_FINISHED and recovery.cause == Cause.node_lost)  # started again by somebody
     )
     faults = {0: "no faults", 1: "1 fault recovered"}.get(recovered, f"{recovered} faults recovered")
     if history.recoveries and not recovered:

@@ -34,6 +34,8 @@ from grpo_run.watchdog.observation import Exit
 
 STORE_TIMEOUT = timedelta(seconds=300)
 EXIT_BARRIER_SECONDS = 300
+EXIT_KEY = "grpo_run/ended"
+"""How many hosts of a round have come to its end."""
 ASK_NODES_SECONDS = 1.0
 TERM_SECONDS = 1.0
 """Between SIGTERM and SIGKILL when ranks are terminated."""
@@ -330,6 +332,18 @@ class Agent(LocalElasticAgent):
         """Wait for the ends of the other hosts that can be reached."""
         with contextlib.suppress(HostsLostError):  # what this host has done stays
             _call_in_thread(self._exit_barrier, self._check_hosts)
+
+    def _exit_barrier(self) -> None:
+        """Wait until all hosts are here, by short requests: a thread that torch's barrier leaves in C++
+        aborts the process when that ends.
+        """
+        store, deadline = self._worker_group.store, time.monotonic() + EXIT_BARRIER_SECONDS
+        assert store is not None
+        with contextlib.suppress(DistError):  # the host of the endpoint has seen all, and ended
+            arrived = store.add(EXIT_KEY, 1)
+            while arrived < self._worker_group.group_world_size and time.monotonic() < deadline:
+                time.sleep(SIGNAL_POLL_SECONDS)
+                arrived = store.add(EXIT_KEY, 0)
 
     def _check_hosts(self) -> None:
         if self._meeting is not None:

@@ -7,7 +7,7 @@ at ports: the supervisor's loop does not wait for the network. Made by `runtime/
 the agent; decides nothing about the run.
 
 The host of the endpoint looks at all others and writes into torch's state which one is lost (see
-`signs_of_life.py`); torch then drops it everywhere. The others look at the endpoint. A host that is cut off
+`_signs_of_life.py`); torch then drops it everywhere. The others look at the endpoint. A host that is cut off
 takes it for lost, as one cannot see from there which of the two it is.
 """
 
@@ -32,7 +32,7 @@ from torch.distributed.elastic.rendezvous import (
 from torch.distributed.elastic.rendezvous import registry as rendezvous_registry
 
 from grpo_run.runtime.errors import EXIT_FINISHED, EXIT_GAVE_UP, EXIT_USAGE, HostsLostError
-from grpo_run.runtime.processes.signs_of_life import (
+from grpo_run.runtime.processes._signs_of_life import (
     AGAIN_SECONDS,
     LOOK_SECONDS,
     Answer,
@@ -49,7 +49,8 @@ JOIN_SECONDS = 600
 ENDPOINT_KEY = "grpo_run/endpoint"
 ALIVE_KEY = "grpo_run/alive/"
 """Where a host can be reached that has this name in torch's rendezvous."""
-SOON_SECONDS = 0.5
+SOON_SECONDS = 1.0
+"""For the look that is under way and the one after it."""
 LEAVE_SECONDS = 6.0
 """How long a host that ends the run waits until the others have read that."""
 MOST_PROBES = 32
@@ -156,11 +157,12 @@ class Meeting(RendezvousHandler):
 
     def _look_on(self) -> None:
         while True:
-            asked_at = time.monotonic()
-            self.look()
-            self._looked.set()
-            self._wake.wait(max(0.0, asked_at + LOOK_SECONDS - time.monotonic()))
+            asked_at, asked_for = time.monotonic(), self._wake.is_set()
             self._wake.clear()
+            self.look()
+            if asked_for:  # not for a look that began before
+                self._looked.set()
+            self._wake.wait(max(0.0, asked_at + LOOK_SECONDS - time.monotonic()))
 
     def look_soon(self) -> None:
         """A rank has failed: look at the hosts before that is judged, which takes a moment."""
