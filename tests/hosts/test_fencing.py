@@ -76,6 +76,8 @@ def _main(runs: Sequence[HostRun], *, after: float = 0.0) -> HostRun:
 
     def trains() -> bool:
         for run in runs:
+            if run.process.poll() is not None:  # it could not reach the meeting place while it was cut off
+                run.ended(75).start()
             started = run.events("rank_started")[-1:]
             if started and started[0]["rank"] == 0 and started[0]["time"] > after:
                 attempt = started[0]["attempt"]

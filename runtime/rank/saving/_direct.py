@@ -211,10 +211,10 @@ class DirectSaves:
         # callbacks of any rank may read what is published, and the ranks of a superseded attempt end together
         try:
             superseded = bool(self._session.votes.maximum(int(superseded)))
-        except Exception as error:
+        except Exception:
             if not superseded:
                 raise
-            raise Superseded from error  # the other hosts are gone
+            raise Superseded from None  # the other hosts are gone
         if superseded:
             raise Superseded
         if identity.scheduled:
