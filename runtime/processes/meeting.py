@@ -7,7 +7,7 @@ at ports: the supervisor's loop does not wait for the network. Made by `runtime/
 the agent; decides nothing about the run.
 
 The host of the endpoint looks at all others and writes into torch's state which one is lost (see
-`_signs_of_life.py`); torch then drops it everywhere. The others look at the endpoint. A host that is cut off
+`signs_of_life.py`); torch then drops it everywhere. The others look at the endpoint. A host that is cut off
 takes it for lost, as one cannot see from there which of the two it is.
 """
 
@@ -32,7 +32,7 @@ from torch.distributed.elastic.rendezvous import (
 from torch.distributed.elastic.rendezvous import registry as rendezvous_registry
 
 from grpo_run.runtime.errors import EXIT_FINISHED, EXIT_GAVE_UP, EXIT_USAGE, HostsLostError
-from grpo_run.runtime.processes._signs_of_life import (
+from grpo_run.runtime.processes.signs_of_life import (
     AGAIN_SECONDS,
     LOOK_SECONDS,
     Answer,

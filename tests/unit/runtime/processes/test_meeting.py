@@ -17,8 +17,8 @@ from torch.distributed.elastic.rendezvous import (
 )
 
 from grpo_run.runtime.errors import HostsLostError
-from grpo_run.runtime.processes._signs_of_life import SILENT_SECONDS, Answer
 from grpo_run.runtime.processes.meeting import Meeting
+from grpo_run.runtime.processes.signs_of_life import SILENT_SECONDS, Answer
 from grpo_run.runtime.upstream import rendezvous_names
 
 

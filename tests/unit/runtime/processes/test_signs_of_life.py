@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from grpo_run.runtime.processes._signs_of_life import (
+from grpo_run.runtime.processes.signs_of_life import (
     LOOK_SECONDS,
     PROBE_SECONDS,
     Answer,
