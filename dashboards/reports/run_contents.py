@@ -16,6 +16,7 @@ from grpo_run.dashboards.clean_text import clean
 from grpo_run.dashboards.curves import RunCurves
 from grpo_run.dashboards.reports.charts import Point
 from grpo_run.dashboards.run_facts import facts_of, memory_of
+from grpo_run.runtime.features import modules
 from grpo_run.runtime.history.history import History
 from grpo_run.runtime.history.run_directory import RunDirectory
 from grpo_run.runtime.history.wall_states import WallState
@@ -67,6 +68,7 @@ def read_run_report(run: RunDirectory) -> dict[str, Any]:
         "omitted": max(0, len(incidents) - SHOWN_INCIDENTS),
         "memory": [{"rank": rank, **one} for rank, one in enumerate(memory) if one is not None],
         "memory_notes": _memory_notes(history),
+        "data": [clean(line) for module in modules("report") for line in module.lines(run, history)],
         "settings": _settings(recorded, history),
         "configuration": clean(
             json.dumps(recorded, indent=2, ensure_ascii=False, default=str), MAX_CONFIGURATION
