@@ -67,35 +67,3 @@ def staleness(trainer: Any) -> int:
 def is_too_old(trainer: Any, sample: Any) -> bool:
     """Whether the trainer drops a sample."""
     return int(getattr(trainer, VERSION)) - int(getattr(sample, VERSION)) > staleness(trainer)
-
-
-LOOP_ARGUMENTS = "_loop_kwargs"
-"""Attribute of TRL's own worker: what its process is started with, among it `DATASET` and `FIRST_PROMPT`, the
-position in the data set of the first prompt that it draws."""
-DATASET, FIRST_PROMPT = "dataset", "dataset_start_index"
-GROUPS_BEFORE = "_groups_before_resume"
-"""Trainer attribute: how many prompts were trained before the call went on, for the end of the last epoch."""
-
-
-def draws(worker: Any) -> tuple[Any, int] | None:
-    """Return the data set that TRL's own worker draws from and the position of the first prompt that it is to
-    draw; None if the worker is another, or has no data set.
-    """
-    arguments = getattr(worker, LOOP_ARGUMENTS, {})
-    dataset = arguments.get(DATASET)
-    return None if dataset is None else (dataset, int(arguments.get(FIRST_PROMPT, 0)))
-
-
-def draw_from(worker: Any, dataset: Any, first: int) -> None:
-    """Let TRL's worker draw from a data set when it starts."""
-    getattr(worker, LOOP_ARGUMENTS).update({DATASET: dataset, FIRST_PROMPT: first})
-
-
-def set_trained(trainer: Any, prompts: int) -> None:
-    """Say how many prompts were trained before the call goes on."""
-    setattr(trainer, GROUPS_BEFORE, prompts)
-
-
-def samples_of(examples: Any) -> list[Any]:
-    """Return the samples of a micro-batch as the collator gets it: rows for each rank, with their samples."""
-    return [sample for rows in examples for row in rows for sample in row.samples]

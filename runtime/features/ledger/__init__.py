@@ -1,7 +1,7 @@
 """The ledger of prompts: what became of every prompt of the data order, its group and its rollouts.
 
     rank.py     each rank appends what it has generated to a file of its own, rank 0 also the steps
-    _async.py   the same for AsyncGRPO, where rank 0 takes rollouts from a process
+    _writer.py  writes that file
     _lines.py   the lines of these files, in the folder `ledger` of the run directory
     _replay.py  what counts of one file: a step that was done again is void. Pure
     _join.py    the files of all ranks and the journal's commits as one line for each prompt. Pure

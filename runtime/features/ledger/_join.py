@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 
 from grpo_run.runtime.features.ledger._lines import DIGEST_CHARACTERS
-from grpo_run.runtime.features.ledger._replay import At, Drawn, Replay, TakenForStep, Used
+from grpo_run.runtime.features.ledger._replay import At, Drawn, Replay, Used
 from grpo_run.watchdog.text import TextEnum
 
 QUARANTINED = "quarantined"
@@ -29,8 +29,6 @@ class PromptState(TextEnum):
     masked = "masked"
     """No sample of its group is in the loss."""
     quarantined = "quarantined"
-    stale = "stale"
-    """AsyncGRPO has dropped its samples as too old."""
     open = "open"
     """Drawn, and not trained to the end yet."""
     twice = "twice"
@@ -97,8 +95,6 @@ def join(replays: Sequence[Replay], committed: Mapping[int, int]) -> list[Prompt
     lines: list[PromptLine] = []
     for call in sorted({at[0] for replay in replays for at in (*replay.rollouts, *replay.steps)}):
         lines += _call_lines(replays, call, uses, again)
-    for call in sorted(first.stream):
-        lines += _async_lines(first, call, last.get(call, 0))
     return lines
 
 
@@ -210,43 +206,3 @@ def _replaced(lines: Sequence[PromptLine], earlier: Iterable[Drawn]) -> Iterator
                     train_call=line.train_call, epoch=drawn.epoch, position=line.position, prompt=prompt,
                     state=PromptState.lost,
                 )  # fmt: skip
-
-
-def _async_lines(replay: Replay, call: int, last: int) -> list[PromptLine]:
-    start, prompts = replay.stream[call]
-    found: dict[int, PromptLine] = {}
-    trained_in: dict[int, set[int]] = defaultdict(set)
-
-    def line_of(position: int, prompt: str = "") -> PromptLine:
-        epoch, within = divmod(position, prompts) if prompts else (0, position)
-        line = found.setdefault(position, PromptLine(train_call=call, epoch=epoch, position=within))
-        line.prompt = prompt or line.prompt
-        return line
-
-    steps: list[tuple[At, TakenForStep]] = sorted(
-        ((at, one) for at, one in replay.taken.items() if at[0] == call), key=lambda pair: pair[0]
-    )
-    for (_, step), taken in steps:
-        for position, prompt, lengths in taken.trained:
-            line = line_of(position, prompt)
-            line.lengths += lengths
-            if step <= last:
-                trained_in[position].add(taken.attempt)
-                line.attempt, line.step = taken.attempt, step
-        for position, prompt, lengths in taken.stale:
-            line_of(position, prompt).stale += len(lengths)
-    for at, taken in replay.void_taken:
-        if at[0] == call:
-            for position, prompt, lengths in taken.trained:
-                line_of(position, prompt).repeated += lengths
-    for position in range(max((*found, start - 1), default=-1) + 1):
-        line, attempts = line_of(position), trained_in[position]
-        if len(attempts) > 1:
-            line.state = PromptState.twice
-        elif attempts:
-            line.state = PromptState.again if line.repeated else PromptState.trained
-        elif line.stale:
-            line.state = PromptState.stale
-        elif position < start:
-            line.state = PromptState.lost
-    return [found[position] for position in sorted(found)]

@@ -4,11 +4,10 @@
     ["R", rollout, epoch, step, prompts, lengths]                this rank has generated its rows of a rollout
     ["M", rollout, {reason: rows}]                               these rows have left the loss
     ["S", step, begin, end]                                      a step has used these micro-steps (rank 0)
-    ["A", step, trained, stale]                                  what AsyncGRPO has taken for a step (rank 0)
 
 A rollout is numbered by its first micro-step, divided by the micro-steps that a rollout serves. `prompts` has
 `DIGEST_CHARACTERS` for each group that begins among the rows. Lengths are numbers of tokens, 1.25 or 2.5
-characters each up to 16,383. Written by `rank.py` and `_async.py`, read by `_replay.py`.
+characters each up to 16,383. Written by `rank.py`, read by `_replay.py`.
 """
 
 from __future__ import annotations

@@ -2,12 +2,12 @@
 
 A call that goes on after step k takes back all steps of it above k, and the rollouts that were generated for
 them. A rollout that a checkpoint holds keeps its line: it was generated for a step up to k. Used by
-`_join.py`, and by `_async.py` when a call goes on. Pure.
+`_join.py`. Pure.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -53,39 +53,23 @@ class Used:
     per_rollout: int
 
 
-Taken = tuple[int, str, list[int]]
-"""Position, digest and lengths of the samples of one group."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class TakenForStep:
-    """What AsyncGRPO has taken for a step: what it has trained, and what was too old."""
-
-    attempt: int
-    trained: tuple[Taken, ...]
-    stale: tuple[Taken, ...]
-
-
 @dataclass(kw_only=True)
 class Replay:
     """One file. `apply` takes its lines in their order.
 
     Attributes:
-        rollouts, steps, taken: what counts.
-        void_rollouts, void_steps, void_taken: what was done again, in order.
+        rollouts, steps: what counts.
+        void_rollouts, void_steps: what was done again, in order.
         resumed: the step after which each call has gone on last.
-        stream: of AsyncGRPO's calls, the first position that the newest attempt draws, and the prompts of an
-            epoch.
+        ranks: of the newest attempt.
+        damaged: lines that could not be read.
     """
 
     rollouts: dict[At, Drawn] = field(default_factory=dict)
     steps: dict[At, Used] = field(default_factory=dict)
-    taken: dict[At, TakenForStep] = field(default_factory=dict)
     void_rollouts: list[Drawn] = field(default_factory=list)
     void_steps: list[tuple[At, Used]] = field(default_factory=list)
-    void_taken: list[tuple[At, TakenForStep]] = field(default_factory=list)
     resumed: dict[int, int] = field(default_factory=dict)
-    stream: dict[int, tuple[int, int]] = field(default_factory=dict)
     ranks: int = 0
     damaged: int = 0
     _call: int = 0
@@ -133,33 +117,13 @@ class Replay:
                 self.steps[self._call, int(step)] = Used(
                     attempt=self._attempt, begin=int(begin), end=int(end), per_rollout=self._micro_steps
                 )
-            case ["A", step, trained, stale]:
-                one, other = (
-                    tuple((int(position), str(prompt), unpack(lengths)) for position, prompt, lengths in part)
-                    for part in (trained, stale)
-                )
-                self.taken[self._call, int(step)] = TakenForStep(
-                    attempt=self._attempt, trained=one, stale=other
-                )
-            case ["Q", position, prompts]:
-                self.stream[self._call] = int(position), int(prompts)
             case _:
                 raise ValueError("not a line of a ledger")
 
     def _go_on(self, call: int, step: int) -> None:
         self.resumed[call] = step
-        self.void_steps += _void(self.steps, call, step)
-        self.void_taken += _void(self.taken, call, step)
+        above = [at for at in self.steps if at[0] == call and at[1] > step]
+        self.void_steps += [(at, self.steps.pop(at)) for at in above]
         for at, drawn in list(self.rollouts.items()):
             if drawn.call == call and drawn.step > step:
                 self.void_rollouts.append(self.rollouts.pop(at))
-
-
-def _void(lines: dict[At, Any], call: int, step: int) -> list[tuple[At, Any]]:
-    return [(at, lines.pop(at)) for at in list(lines) if at[0] == call and at[1] > step]
-
-
-def consumed(taken: Mapping[At, TakenForStep], call: int) -> set[int]:
-    """Return the positions of which a call has trained a sample, or dropped the whole group as too old."""
-    steps = [one for (of, _), one in taken.items() if of == call]
-    return {position for one in steps for position, _, _ in (*one.trained, *one.stale)}

@@ -1,4 +1,4 @@
-"""Writes the ledger of one rank for one call. Used by `rank.py` and `_async.py`.
+"""Writes the ledger of one rank for one call. Used by `rank.py`.
 
 A file that cannot be written ends the ledger, never the training.
 """

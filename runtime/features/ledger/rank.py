@@ -11,7 +11,6 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from grpo_run.runtime.features.ledger._async import AsyncLedger, is_async
 from grpo_run.runtime.features.ledger._lines import pack, row_digest
 from grpo_run.runtime.features.ledger._writer import Writer
 from grpo_run.runtime.rank.points import CallPoints, RankFeature, RolloutPoints
@@ -107,8 +106,6 @@ class LedgerPart(RankFeature):
         self._ledger = None
         if points.facts is not None and points.facts.has_rollouts:
             self._ledger = RolloutLedger(session, points)
-        elif session.is_main and is_async(points.trainer):
-            AsyncLedger(session, points)
 
     def rollouts(self, trainer: Any, session: Session, train_call: int, points: RolloutPoints) -> None:
         """See the rows before other features replace some, and what is left of them in the end."""

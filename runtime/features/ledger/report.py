@@ -25,7 +25,6 @@ WORDS = {
     PromptState.again: "trained after they were repeated for a fault",
     PromptState.masked: "masked",
     PromptState.quarantined: "quarantined",
-    PromptState.stale: "discarded as stale",
     PromptState.open: "not trained to the end yet",
     PromptState.twice: "trained twice",
     PromptState.lost: "lost",
@@ -43,7 +42,7 @@ def read_ledger(run: RunDirectory, history: History) -> tuple[list[PromptLine], 
     if not replays or found[0] != 0:
         return [], []
     notes = []
-    missing = len(set(range(replays[0].ranks)) - set(found)) if not replays[0].stream else 0
+    missing = len(set(range(replays[0].ranks)) - set(found))
     if missing:
         notes.append(f"The files of {counted(missing, 'rank')} are not here: their completions are missing.")
     if damaged := sum(one.damaged for one in replays):
