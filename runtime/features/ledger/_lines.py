@@ -34,7 +34,7 @@ def ledger_file(run: Path, rank: int) -> Path:
 
 def prompt_digest(prompt: Any) -> str:
     """Return a short digest of a prompt; what is not JSON, such as an image, counts by its type."""
-    text = json.dumps(prompt, sort_keys=True, default=lambda value: type(value).__qualname__)
+    text = json.dumps(prompt, skipkeys=True, default=lambda value: type(value).__qualname__)
     return hashlib.blake2b(text.encode(), digest_size=DIGEST_CHARACTERS // 2).hexdigest()
 
 

@@ -17,8 +17,8 @@ from grpo_run.runtime.rank.points import CallPoints, RankFeature, RolloutPoints
 from grpo_run.runtime.rank.session import Session
 from grpo_run.runtime.upstream import rollout_names, trainer_names
 
-MASKED, TRUNCATED = "masked", "truncated"
-"""Why rows leave the loss of which no feature says why: TRL's own rule for cut completions, or any other."""
+REWARD, TRUNCATED = "no valid reward", "truncated"
+"""Why rows have left the loss of which no feature says why: by masking, or by TRL's rule."""
 
 
 class RolloutLedger:
@@ -29,7 +29,8 @@ class RolloutLedger:
         self.generations = int(self._trainer.num_generations)
         self._micro_steps = int(self._trainer.args.steps_per_generation * self._trainer.num_iterations)
         self._writer = Writer(session, points.train_call, self.generations, self._micro_steps)
-        self._longest = points.facts.max_completion_length if points.facts else None
+        cuts = getattr(self._trainer.args, "mask_truncated_completions", False)
+        self._longest = points.facts.max_completion_length if points.facts and cuts else None
         self._began = 0
         self._rows: Sequence[Mapping[str, Any]] = ()
         self._lengths: list[int] = []
@@ -55,8 +56,10 @@ class RolloutLedger:
 
     def take(self, original: Callable[..., Any], rows: Any, *args: Any, **kwargs: Any) -> Any:
         """Keep the rows of the data set as the sampler has chosen them."""
-        self._rows = rows if self._trainer.model.training else ()
-        return original(rows, *args, **kwargs)
+        self._rows = rows if self._trainer.model.training and isinstance(rows, list) else ()
+        result = original(rows, *args, **kwargs)
+        self._rows = ()
+        return result
 
     def generated(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Write prompts and lengths."""
@@ -77,17 +80,18 @@ class RolloutLedger:
     def scored(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Write which rows are not in the loss."""
         result = original(*args, **kwargs)
-        mask = result.get(rollout_names.COMPLETION_MASK) if self._rows else None
+        mask = result.get(rollout_names.COMPLETION_MASK) if self._rows and isinstance(result, dict) else None
         if mask is None or len(mask) != len(self._lengths):
             return result
         if (tools := result.get(rollout_names.TOOL_MASK)) is not None:
             mask = mask * tools
         left: dict[str, list[int]] = defaultdict(list)
-        reasons = self.reasons() or [""] * len(mask)
+        said = self.reasons()
+        reasons = said if said is not None and len(said) == len(mask) else [""] * len(mask)
         for row, (stays, reason) in enumerate(zip(mask.any(dim=1).tolist(), reasons, strict=True)):
             if not stays:
                 cut = self._longest is not None and self._lengths[row] >= self._longest
-                left[reason or (TRUNCATED if cut else MASKED)].append(row)
+                left[reason or (TRUNCATED if cut else REWARD)].append(row)
         if left:
             self._writer.write("M", self._rollout, left)
         return result
@@ -104,7 +108,8 @@ class LedgerPart(RankFeature):
     def call(self, session: Session, points: CallPoints) -> None:
         """Write the ledger of a trainer that generates."""
         self._ledger = None
-        if points.facts is not None and points.facts.has_rollouts:
+        counts = isinstance(getattr(points.trainer, trainer_names.MICRO_STEP, None), int)
+        if points.facts is not None and points.facts.has_rollouts and counts:
             self._ledger = RolloutLedger(session, points)
 
     def rollouts(self, trainer: Any, session: Session, train_call: int, points: RolloutPoints) -> None:
