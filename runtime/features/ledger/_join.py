@@ -135,8 +135,11 @@ def _call_lines(
     epoch, position, groups = 0, 0, 1
     for number in range(min(known), max(known) + 1) if known else ():
         use = uses.get((call, number), _Uses())
-        draws = counted[number] or [one for one in void[number] if one.attempt == void[number][-1].attempt]
-        earlier = [one for one in void[number] if one not in draws]
+        known_draws = counted[number] or void[number]
+        newest = max((one.attempt for one in known_draws), default=0)
+        draws = list({one.first: one for one in known_draws if one.attempt == newest}.values())
+        # of a rank that has not come that far, or does not take part any more, an older draw is left
+        earlier = [one for one in (*counted[number], *void[number]) if one not in draws]
         groups = draws[0].groups if draws else groups
         if draws and draws[0].epoch != epoch:
             epoch, position = draws[0].epoch, 0

@@ -17,7 +17,7 @@ At = tuple[int, int]
 """The number of a call, and of a rollout or step in it."""
 
 
-@dataclass(kw_only=True)
+@dataclass(kw_only=True, eq=False)
 class Drawn:
     """What a rank has generated of one rollout.
 

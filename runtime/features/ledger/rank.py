@@ -35,15 +35,17 @@ class RolloutLedger:
         self._rows: Sequence[Mapping[str, Any]] = ()
         self._lengths: list[int] = []
         self.reasons: Callable[[], Sequence[str] | None] = lambda: None
-        points.step_begins.append(self._step_begins)
+        points.step_begins.append(self.begin_step)
         if session.is_main:
-            points.step_ends.append(self._step_ends)
+            points.step_ends.append(self.end_step)
 
-    def _step_begins(self, step: int) -> None:
+    def begin_step(self, step: int) -> None:
+        """Note where in the data a step begins."""
         self._writer.step_begins(step)
         self._began = self._micro_step
 
-    def _step_ends(self, step: int) -> None:
+    def end_step(self, step: int) -> None:
+        """Write what a finished step has used of the data."""
         self._writer.write("S", step, self._began, self._micro_step)
 
     @property

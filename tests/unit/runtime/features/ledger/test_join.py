@@ -117,6 +117,16 @@ def test_a_group_that_is_spread_over_ranks_is_one_line() -> None:
     assert line.state == "trained"
 
 
+def test_a_rank_that_does_not_take_part_any_more_does_not_count() -> None:
+    """The call goes on with one rank of two, and generates the step again."""
+    one = [begin(0, 0, ranks=2), draw(0, 1), begin(1, 0), draw(0, 1), *steps(1, 1)]
+    other = [begin(0, 0, ranks=2), draw(0, 1, prompt=PROMPTS[1])]
+    lines = joined(one, other)
+    assert [(line.prompt, line.state.value) for line in lines] == [
+        (PROMPTS[0], "trained_again"), (PROMPTS[1], "lost"),
+    ]  # fmt: skip
+
+
 def test_groups_without_a_sample_in_the_loss_are_masked_or_quarantined() -> None:
     """By the reason of their rows."""
     file = [begin(0, 0), draw(0, 1), ["M", 0, {"nan": [0, 1]}], *steps(1, 1)]
