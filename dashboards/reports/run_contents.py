@@ -36,8 +36,8 @@ def read_run_report(run: RunDirectory) -> dict[str, Any]:
     `wall_seconds` is the time by what it was spent on; its sum is the time from the first event to the last.
     `curves` are of the `train()` call with the number `curves_of_call`, and `marks` its faults; `phases` has
     the seconds that phases and callbacks took in its steps, the longest first, and `growth` says which of
-    them got slower and slower. `number` of an incident is that of its folder; None if it has none. `omitted`
-    is the number of earlier incidents that are not listed.
+    them got slower and slower. `data` has what features say of the data. `number` of an incident is that of
+    its folder; None if it has none. `omitted` is the number of earlier incidents that are not listed.
 
     Raises:
         RunDirectoryError: it is not a run directory, or cannot be read.
