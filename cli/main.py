@@ -13,6 +13,7 @@ import signal
 import sys
 from collections.abc import Sequence
 
+from grpo_run.cli import feature_command
 from grpo_run.runtime.errors import EXIT_STOPPED, EXIT_USAGE, UsageError
 
 COMMANDS = {
@@ -30,6 +31,7 @@ COMMANDS = {
     "save": "ask a run to save a checkpoint at the next step",
     "checkpoints": "list, verify or prune checkpoints",
     "demo": "train the arithmetic recipe, kill a rank, recover, and write the report",
+    **feature_command.COMMANDS,
 }
 RUNS = frozenset({"launch", "train", "resume"})
 """Commands whose interruption leaves a run that the same command resumes."""
@@ -119,6 +121,8 @@ def _run(words: list[str]) -> int:
         near = difflib.get_close_matches(command, COMMANDS, 1)
         hint = f"did you mean `grpo-run {near[0]}`?" if near else f"commands: {', '.join(COMMANDS)}"
         raise UsageError(f"no command {command!r}; {hint}")
+    if command in feature_command.COMMANDS:
+        return feature_command.main(command, rest)
     module = importlib.import_module(f"grpo_run.cli.{command}")
     if command not in RUNS and isinstance(signal.getsignal(signal.SIGINT), functools.partial):
         signal.signal(signal.SIGINT, signal.default_int_handler)  # the command may have to clean up

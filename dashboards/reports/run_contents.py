@@ -16,6 +16,7 @@ from grpo_run.dashboards.clean_text import clean
 from grpo_run.dashboards.curves import RunCurves
 from grpo_run.dashboards.reports.charts import Point
 from grpo_run.dashboards.run_facts import facts_of, memory_of
+from grpo_run.runtime.features import modules
 from grpo_run.runtime.history.history import History
 from grpo_run.runtime.history.host_status import HostStatus, read_hosts
 from grpo_run.runtime.history.run_directory import RunDirectory
@@ -37,8 +38,8 @@ def read_run_report(run: RunDirectory) -> dict[str, Any]:
     `wall_seconds` is the time by what it was spent on; its sum is the time from the first event to the last.
     `curves` are of the `train()` call with the number `curves_of_call`, and `marks` its faults; `phases` has
     the seconds that phases and callbacks took in its steps, the longest first, and `growth` says which of
-    them got slower and slower. `number` of an incident is that of its folder; None if it has none. `omitted`
-    is the number of earlier incidents that are not listed.
+    them got slower and slower. `data` has what features say of the data. `number` of an incident is that of
+    its folder; None if it has none. `omitted` is the number of earlier incidents that are not listed.
 
     Raises:
         RunDirectoryError: it is not a run directory, or cannot be read.
@@ -69,6 +70,7 @@ def read_run_report(run: RunDirectory) -> dict[str, Any]:
         "omitted": max(0, len(incidents) - SHOWN_INCIDENTS),
         "memory": [{"rank": rank, **one} for rank, one in enumerate(memory) if one is not None],
         "memory_notes": _memory_notes(history),
+        "data": [clean(line) for module in modules("report") for line in module.lines(run, history)],
         "settings": _settings(recorded, history, read_hosts(run.hosts)),
         "configuration": clean(
             json.dumps(recorded, indent=2, ensure_ascii=False, default=str), MAX_CONFIGURATION

@@ -9,6 +9,8 @@ A folder has only the modules for which the feature has something, each named fo
     rank.py        what it does in a rank, at the points of `runtime/rank/points.py` (`PART`, a `RankFeature`)
     script.py      what a script calls, through a module of the same name in `trainers/`
     shown.py       words that metrics and terminal show: plain data
+    report.py      lines for the report of a run (`lines`), from files of its own in the run directory
+    command.py     a command (`NAME`, `HELP`, `add_options`, `run`), which `cli/feature_command.py` calls
     metrics.py     its metrics (`METRICS`), as `runtime/metrics.py` describes them
     panels.json    its panels, by dashboard and row; `alerts.yml`: its alert rules
 
@@ -31,6 +33,7 @@ from grpo_run.runtime.features import (
     injections,
     kept_completions,
     learning_guards,
+    ledger,
     masking,
     memory_plan,
     memory_trace,
@@ -42,7 +45,7 @@ from grpo_run.runtime.features import (
 )
 
 FEATURES: tuple[ModuleType, ...] = (
-    injections, rollout_server, caps, memory_plan, reward_workers, quarantine, trackers, phase_growth,
+    ledger, injections, rollout_server, caps, memory_plan, reward_workers, quarantine, trackers, phase_growth,
     memory_trace, kept_completions, masking, learning_guards,
 )  # fmt: skip
 """All features, in the order in which they are asked."""

@@ -16,6 +16,7 @@
       incidents/0001-signal/  verdict.json and evidence
       checkpoint_backups/     links to checkpoints, while the script starts
       memory_facts.json       what decides how the last `train()` call could use less memory
+      ledger/rank0.jsonl      prompts and lengths of what a rank has generated
       completions/rank0.jsonl  the last completions of a rank, with `--log-completions`
 
 The supervisor owns the directory and holds the lock; commands that display a run only read. Checkpoints are
@@ -274,6 +275,7 @@ OWN_NAMES = (
     "rollout-server.log",
     "memory_forecast",  # of earlier releases, whose runs are continued, as is the next
     "memory_trace",
+    "ledger",
 )
 """What grpo-run writes into a run directory. `--run-dir` may name a directory with files of the user."""
 _NAMES = "|".join(map(re.escape, OWN_NAMES))

@@ -12,8 +12,13 @@ import tiny
 def main() -> None:
     parser = tiny.rollout_parser(__doc__)
     parser.add_argument("--record-partition", action="store_true", help="record what each rank holds")
+    parser.add_argument("--stream", action="store_true", help="read the prompts from a stream")
     arguments = parser.parse_args()
-    trainer = tiny.rollout_trainer(arguments)
+    changes = {}
+    if arguments.stream:
+        prompts = tiny.prompts(tiny.prompts_for_one_epoch(arguments))
+        changes["train_dataset"] = prompts.to_iterable_dataset()
+    trainer = tiny.rollout_trainer(arguments, **changes)
     if arguments.record_partition:
         from partition import RecordPartition
 

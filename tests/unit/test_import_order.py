@@ -208,7 +208,7 @@ def test_what_the_processes_share_imports_neither_and_they_never_import_each_oth
     assert wrong == set()
 
 
-PARTS = ("events", "metrics", "rank", "script", "settings", "shown", "supervisor")
+PARTS = ("command", "events", "metrics", "rank", "report", "script", "settings", "shown", "supervisor")
 """Modules of features, by whose names the core asks for them."""
 
 
