@@ -38,11 +38,12 @@ from grpo_run.runtime.features import (
     quarantine,
     reward_workers,
     rollout_server,
+    tools,
     trackers,
 )
 
 FEATURES: tuple[ModuleType, ...] = (
-    injections, rollout_server, caps, memory_plan, reward_workers, quarantine, trackers, phase_growth,
+    injections, rollout_server, tools, caps, memory_plan, reward_workers, quarantine, trackers, phase_growth,
     memory_trace, kept_completions, masking, learning_guards,
 )  # fmt: skip
 """All features, in the order in which they are asked."""
