@@ -211,8 +211,8 @@ class AgentCalls:
             text = f"{call.name} cannot be moved to a worker, though attempts have ended in it: {why}"
         else:
             text = (
-                f"{call.name} runs in a worker process from here on, because attempts have ended in it: a call"
-                " that takes too long is killed there"
+                f"{call.name} runs in a worker process from here on, because attempts have ended in it: a"
+                " call that takes too long is killed there"
             )
         self._session.show_warning(text)
 
