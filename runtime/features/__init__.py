@@ -27,6 +27,7 @@ from types import ModuleType
 from typing import Any
 
 from grpo_run.runtime.features import (
+    agent_tools,
     caps,
     injections,
     kept_completions,
@@ -38,12 +39,11 @@ from grpo_run.runtime.features import (
     quarantine,
     reward_workers,
     rollout_server,
-    tools,
     trackers,
 )
 
 FEATURES: tuple[ModuleType, ...] = (
-    injections, rollout_server, tools, caps, memory_plan, reward_workers, quarantine, trackers, phase_growth,
+    injections, rollout_server, agent_tools, caps, memory_plan, reward_workers, quarantine, trackers, phase_growth,
     memory_trace, kept_completions, masking, learning_guards,
 )  # fmt: skip
 """All features, in the order in which they are asked."""

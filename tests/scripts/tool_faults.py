@@ -1,7 +1,7 @@
 """A plain TRL GRPO script of an agent whose tool or environment has one fault.
 
-Each first completion calls `search`, a tool, and `add`, a method of the environment (see `agent.py`).
-`--fault` happens in the `--at`th call of `--place` on rank `--on`, in one attempt only; with `--always`, in each.
+Each first completion calls `search`, a tool, and `add`, a method of the environment, as `agent.py` has it.
+`--fault` happens in the `--at`th call of `--place` on rank `--on`, in one attempt, or in each (`--always`).
 """
 
 from __future__ import annotations

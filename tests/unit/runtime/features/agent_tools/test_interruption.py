@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from grpo_run.runtime.features.tools._interruption import INTERRUPT, Interrupter, Overdue
+from grpo_run.runtime.features.agent_tools._interruption import INTERRUPT, Interrupter, Overdue
 
 
 @contextmanager

@@ -25,7 +25,7 @@ import cloudpickle
 
 from grpo_run.runtime.processes.starting import die_with_parent
 
-MAIN = "from grpo_run.runtime.features.tools._worker import main; main()"
+MAIN = "from grpo_run.runtime.features.agent_tools._worker import main; main()"
 LOOK_SECONDS = 1.0
 END_SECONDS = 10.0
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from grpo_run.runtime.features.tools.events import ToolHistory, Totals
+from grpo_run.runtime.features.agent_tools.events import ToolHistory, Totals
 from grpo_run.runtime.metrics import Metric, RunObservation, Values, counter
 
 

@@ -15,10 +15,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from grpo_run.runtime.features.tools._interruption import Interrupter, Overdue
-from grpo_run.runtime.features.tools._limits import ASYNCHRONOUS_SECONDS, limit_seconds
-from grpo_run.runtime.features.tools.events import ToolCalls, ToolCancelled
-from grpo_run.runtime.features.tools.settings import RankTools, ToolSettings
+from grpo_run.runtime.features.agent_tools._interruption import Interrupter, Overdue
+from grpo_run.runtime.features.agent_tools._limits import ASYNCHRONOUS_SECONDS, limit_seconds
+from grpo_run.runtime.features.agent_tools.events import ToolCalls, ToolCancelled
+from grpo_run.runtime.features.agent_tools.settings import RankTools, ToolSettings
 from grpo_run.runtime.rank.points import AgentCall, RankFeature, RolloutPoints
 from grpo_run.runtime.rank.session import Session
 from grpo_run.runtime.upstream import trainer_names
@@ -174,7 +174,7 @@ class AgentCalls:
         return limited
 
     def _served(self, call: AgentCall, known: _Known, **kwargs: Any) -> Any:
-        from grpo_run.runtime.features.tools._worker import WorkerEndedError
+        from grpo_run.runtime.features.agent_tools._worker import WorkerEndedError
 
         limit = self._limit(known)
         if not known.durations.observed and self._given is None:
@@ -199,7 +199,7 @@ class AgentCalls:
         if known.told:
             return
         known.told = True
-        from grpo_run.runtime.features.tools._worker import ToolWorker
+        from grpo_run.runtime.features.agent_tools._worker import ToolWorker
 
         why = "" if call.kind == "tool" else "an environment's state lies in the rank"
         if not why:

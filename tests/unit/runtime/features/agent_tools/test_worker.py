@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from support.runs import alive
 
-from grpo_run.runtime.features.tools._worker import ToolError, ToolWorker, WorkerEndedError
+from grpo_run.runtime.features.agent_tools._worker import ToolError, ToolWorker, WorkerEndedError
 
 LIMIT_SECONDS = 60.0
 

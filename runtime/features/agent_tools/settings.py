@@ -19,7 +19,7 @@ class ToolSettings:
         ConfigError: the limit is negative or infinite.
     """
 
-    NAME: ClassVar[str] = "tools"
+    NAME: ClassVar[str] = "agent_tools"
     timeout_seconds: float | None = option(
         None, "--tool-timeout", group=OptionGroup.limits, metavar="SECONDS", kind=float,
         help="time after which a call of an agent's tool, or a boot or reset of its environment, is ended and"

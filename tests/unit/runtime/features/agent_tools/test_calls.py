@@ -11,9 +11,9 @@ import pytest
 
 from grpo_run.runtime.errors import ConfigError
 from grpo_run.runtime.event import Event
-from grpo_run.runtime.features.tools.events import ToolCalls, ToolCancelled, ToolFault, ToolHistory
-from grpo_run.runtime.features.tools.rank import AgentCalls
-from grpo_run.runtime.features.tools.settings import RankTools, ToolSettings
+from grpo_run.runtime.features.agent_tools.events import ToolCalls, ToolCancelled, ToolFault, ToolHistory
+from grpo_run.runtime.features.agent_tools.rank import AgentCalls
+from grpo_run.runtime.features.agent_tools.settings import RankTools, ToolSettings
 from grpo_run.runtime.rank.points import AgentCall
 from grpo_run.watchdog.stalls.deadlines import DeadlineSettings
 from grpo_run.watchdog.stalls.durations import Durations

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from grpo_run.runtime.features.tools._limits import limit_seconds
+from grpo_run.runtime.features.agent_tools._limits import limit_seconds
 from grpo_run.watchdog.observation import Phase
 from grpo_run.watchdog.stalls.deadlines import DeadlineSettings, Occurrence, deadline_seconds
 from grpo_run.watchdog.stalls.durations import Durations

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from grpo_run.runtime.features.tools.events import ToolFault, ToolHistory
-from grpo_run.runtime.features.tools.settings import RankTools, ToolSettings
+from grpo_run.runtime.features.agent_tools.events import ToolFault, ToolHistory
+from grpo_run.runtime.features.agent_tools.settings import RankTools, ToolSettings
 from grpo_run.runtime.history.attempt_files import AttemptFiles
 from grpo_run.runtime.history.history import History
 from grpo_run.runtime.history.reporter import Reporter

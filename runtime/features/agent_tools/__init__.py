@@ -1,4 +1,4 @@
-"""Tools: a call of an agent's tool or environment is bounded, and one that is ended is no lesson.
+"""Agent tools: a call of an agent's tool or environment is bounded, and one that is ended is no lesson.
 
 The core names what runs (`runtime/rank/hooks/_tools.py`). `rank.py` is called in place of each function: it
 ends a call that takes too long (`_limits.py` says when, `_interruption.py` how), and leaves its sample out of
