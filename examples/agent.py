@@ -3,8 +3,8 @@
     grpo-run launch --nproc-per-node 2 --tool-timeout 30 examples/agent.py
     torchrun --nproc-per-node 2 examples/agent.py
 
-The script does not use grpo-run. The model learns to write calls such as `guess7` and `square7`. It takes about a
-minute on a CPU. Tools need transformers 5.13 or newer.
+The script does not use grpo-run. The model learns to write calls such as `guess7` and `square7`. It takes
+half a minute on a CPU. Tools need transformers 5.13 or newer.
 """
 
 import random

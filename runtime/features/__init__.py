@@ -43,8 +43,8 @@ from grpo_run.runtime.features import (
 )
 
 FEATURES: tuple[ModuleType, ...] = (
-    injections, rollout_server, agent_tools, caps, memory_plan, reward_workers, quarantine, trackers, phase_growth,
-    memory_trace, kept_completions, masking, learning_guards,
+    injections, rollout_server, agent_tools, caps, memory_plan, reward_workers, quarantine, trackers,
+    phase_growth, memory_trace, kept_completions, masking, learning_guards,
 )  # fmt: skip
 """All features, in the order in which they are asked."""
 

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from grpo_run.runtime.features.agent_tools.events import ToolHistory, Totals
+from grpo_run.runtime.features.agent_tools.events import OTHER, ToolHistory, Totals
 from grpo_run.runtime.metrics import Metric, RunObservation, Values, counter
 
 
 def _by_name(value: Callable[[Totals], float]) -> Callable[[RunObservation], Values]:
-    return lambda run: {key: value(total) for key, total in run.history.part(ToolHistory).totals.items()}
+    def read(run: RunObservation) -> Values:
+        found = {(OTHER, OTHER): Totals(), **run.history.part(ToolHistory).totals}
+        return {key: value(total) for key, total in found.items()}
+
+    return read
 
 
 METRICS: tuple[Metric[RunObservation], ...] = (
