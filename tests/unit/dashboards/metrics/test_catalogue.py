@@ -143,9 +143,8 @@ CLOSED = {
     "outcome": {*OUTCOMES},
     "result": {result.value for result in CheckpointResult},
     "guard": {guard.value for guard in LearningGuard},
-    "kind": {"anonymous", "file", "shared", "pinned"},
+    "kind": {"anonymous", "file", "shared", "pinned", "tool", "step", "boot", "reset", "other"},
     "helper": {"data_workers", "other", "grpo_run"},
-    "kind": {"tool", "step", "boot", "reset", "other"},
     "origin": {origin.value for origin in SampleOrigin},
     "reason": {*(reason.value for reason in EndReason), *map(str, MaskingReason)},
 }
