@@ -120,6 +120,7 @@ def counted(number: int, noun: str) -> str:
 
 _TOOL = "tool "
 _RESET = "reset of "
+_BOOT = "boot of "
 
 
 def tool_name(function: str) -> str:
@@ -132,6 +133,16 @@ def reset_name(environment: str) -> str:
     return f"{_RESET}{environment}"
 
 
+def boot_name(environment: str) -> str:
+    """Return the name of the call that makes an environment."""
+    return f"{_BOOT}{environment}"
+
+
+def is_of_agent(name: str) -> bool:
+    """Whether a name on the board is that of a tool, or of an environment's boot or reset."""
+    return name.startswith((_TOOL, _RESET, _BOOT))
+
+
 def place_name(name: str) -> str:
     """Return what a sentence calls the code: `callback Log.on_step_end`, `tool search`."""
-    return name if name.startswith((_TOOL, _RESET)) else f"callback {name}"
+    return name if is_of_agent(name) else f"callback {name}"

@@ -29,6 +29,7 @@ from types import ModuleType
 from typing import Any
 
 from grpo_run.runtime.features import (
+    agent_tools,
     caps,
     injections,
     kept_completions,
@@ -45,8 +46,8 @@ from grpo_run.runtime.features import (
 )
 
 FEATURES: tuple[ModuleType, ...] = (
-    ledger, injections, rollout_server, caps, memory_plan, reward_workers, quarantine, trackers, phase_growth,
-    memory_trace, kept_completions, masking, learning_guards,
+    ledger, injections, rollout_server, agent_tools, caps, memory_plan, reward_workers, quarantine, trackers,
+    phase_growth, memory_trace, kept_completions, masking, learning_guards,
 )  # fmt: skip
 """All features, in the order in which they are asked."""
 

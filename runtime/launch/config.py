@@ -62,11 +62,6 @@ class Timeouts:
         f" {STOP_SECONDS:g}; {handler_seconds:g} after SIGTERM to a script with no Trainer and no loop)",
     )  # fmt: skip
     """Ranks that have not saved and exited this long after a stop request are killed."""
-    tool_seconds: float = _limit(
-        240.0, "--tool-timeout",
-        "time after which an asynchronous tool of an agent is cancelled; the model is shown the error",
-    )  # fmt: skip
-    """Less than a rank may wait for a process outside the job."""
 
     @property
     def stop_is_given(self) -> bool:
@@ -78,7 +73,6 @@ class Timeouts:
             "vote_seconds": "--vote-timeout",
             "stop_seconds": "--stop-timeout",
             "handler_seconds": "--stop-timeout",
-            "tool_seconds": "--tool-timeout",
         }
         for name, flag in names.items():
             if not getattr(self, name) > 0:

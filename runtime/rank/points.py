@@ -13,7 +13,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Protocol, TypeVar
+from typing import Any, ClassVar, Literal, Protocol, TypeVar
 
 from grpo_run.runtime.launch.rank_settings import RankSettings
 from grpo_run.runtime.rank.session import Session
@@ -95,6 +95,31 @@ RewardWrapper = Callable[[Any, str, Callable[..., Any]], Callable[..., Any]]
 """Returns what is called in place of a reward function, from the function, its name, and what calls it in the
 rank: that, or something that may call it.
 """
+
+
+@dataclass(frozen=True, kw_only=True)
+class AgentCall:
+    """Something of an agent that TRL calls in a rollout.
+
+    Attributes:
+        name: on the board: `tool search`, `reset of Game`, `boot of Game`.
+        kind: a tool of the script, a method of an environment (`step`), its `boot` or its `reset`.
+        function: of the script.
+        row: of the rank's rollout, from the arguments of the call; None for a boot, which is of no row.
+        environment: the instance that it belongs to, from the arguments; None for a tool without one.
+    """
+
+    name: str
+    kind: Literal["tool", "step", "boot", "reset"]
+    function: Callable[..., Any]
+    row: Callable[[tuple[Any, ...]], int | None] = lambda given: None
+    environment: Callable[[tuple[Any, ...]], Any] = lambda given: None
+
+
+AgentWrapper = Callable[[AgentCall], Callable[..., Any]]
+"""Returns what is called in place of the function of a call, with its arguments. That of an asynchronous
+function is asynchronous.
+"""
 EndReasons = Callable[[], Sequence[EndReason] | None]
 """Says why each completion of this rank's last rollout ended; None where only its tokens tell."""
 
@@ -130,6 +155,8 @@ class RolloutPoints:
         rewards: called around the computation of rewards, outside its phase; they get what it is called
             with, and may return another table.
         reward_functions: what is called in place of each reward function, from the inside out.
+        agents: what is called in place of each tool of an agent, and of boot and reset of its environments;
+            the last one counts.
         leaving: why rows are left out of baseline and loss. The words are labels in the metrics.
         ends: says why completions ended, if a feature ends them.
         hooks: are closed when the trainer has trained.
@@ -142,6 +169,7 @@ class RolloutPoints:
     turns: list[Handler] = field(default_factory=list)
     rewards: list[Handler] = field(default_factory=list)
     reward_functions: list[RewardWrapper] = field(default_factory=list)
+    agents: list[AgentWrapper] = field(default_factory=list)
     leaving: list[RowReasons] = field(default_factory=list)
     ends: EndReasons = lambda: None
     hooks: ExitStack = field(default_factory=ExitStack)

@@ -88,6 +88,8 @@ class Session:
         )
         self.on_phase_change: list[Callable[[], None]] = []
         """Called while the phase before still runs."""
+        self.on_beat: list[Callable[[], None]] = []
+        """Called by the heartbeat's thread, about once a second. May not wait."""
         self.reward_seconds: defaultdict[str, float] = defaultdict(float)
         """How long each reward function has taken so far."""
         self._automatic_collection = AutomaticCollection()
@@ -129,7 +131,7 @@ class Session:
         libraries.
         """
         os.register_at_fork(after_in_child=self._leave_rank)
-        start_heartbeat(self.slot, HEARTBEAT_SECONDS, also=self._automatic_collection.beat)
+        start_heartbeat(self.slot, HEARTBEAT_SECONDS, also=self._beats)
         self.slot.on_change = self._phase_changes
         wrapt.register_post_import_hook(self.device_memory.connect, "torch.cuda.memory")
         wrapt.register_post_import_hook(self.device_memory.connect_accelerator, "torch.accelerator.memory")
@@ -272,6 +274,11 @@ class Session:
         self.accounting.changed(ended)
         if self.config.cleanup_every:
             self._automatic_collection.changed(begun)
+
+    def _beats(self) -> None:
+        self._automatic_collection.beat()
+        for beat in self.on_beat:
+            beat()
 
     def _leave_rank(self) -> None:
         """In a process that was just forked from the rank: let nothing of it act for the rank."""

@@ -59,8 +59,10 @@ ASYNC_TOOLS = "_async_tool_dicts"
 ENVIRONMENTS = "_environment_pool"
 """GRPO attribute: the environments by name, of which each has at least one instance. Missing without
 environments. Since TRL 1.8."""
+FACTORIES = "environment_factories"
+"""GRPO attribute: what makes an environment, by its name; None without environments. Since TRL 1.8."""
 ENVIRONMENT_LIST = "environments"
-"""GRPO attribute: the environments before."""
+"""GRPO attribute: the environments before; since then those of the rollout, by row."""
 SUMMARY_WRITER = "_SummaryWriter"
 """Attribute of the TensorBoard callback: the class that writes its files, of torch or tensorboardX."""
 TRAINER_METHODS = (SAVE_CHECKPOINT, OUTPUT_DIR, AFTER_STEP, LOAD_WEIGHTS, LOAD_RNG)

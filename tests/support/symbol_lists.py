@@ -62,7 +62,8 @@ WATCHED: dict[str, tuple[str, ...]] = {
     "trl.trainer.grpo_trainer": (trainer_names.PARSE_RESPONSE,),
     "trl.trainer.grpo_trainer:GRPOTrainer": (
         *ROLLOUTS, trainer_names.TOOL_CALLS, trainer_names.SYNC_TOOLS, trainer_names.ASYNC_TOOLS,
-        trainer_names.ENVIRONMENTS, trainer_names.ENVIRONMENT_LIST, trainer_names.ENGINE,
+        trainer_names.ENVIRONMENTS, trainer_names.ENVIRONMENT_LIST, trainer_names.FACTORIES,
+        trainer_names.ENGINE,
     ),
     "trl.trainer.rloo_trainer:RLOOTrainer": ROLLOUTS,
     "trl.trainer.sft_trainer:SFTTrainer": (

@@ -61,5 +61,5 @@ def rollouts_hooked(
         }
         hooks.enter_context(rewards_wrapped(trainer, session, points.reward_functions))
         hooks.enter_context(wrapped_methods(trainer, around))
-        hooks.enter_context(mark_tools(trainer, facts, session))
+        hooks.enter_context(mark_tools(trainer, facts, session, points.agents))
         yield

@@ -1,47 +1,55 @@
-"""Marks on the board which tool of an agent runs, and cancels an asynchronous tool that is late.
+"""Marks on the board which tool of an agent runs, and which environment boots or is reset.
 
-TRL calls tools and `reset` of environments inside a rollout. Each is measured by its name, like a user's
-callback, so that a tool that hangs is named and has a deadline of its own. Called by `_rollout_hooks.py`.
-Does not change arguments or results, and does not end a synchronous tool: nothing in the process can, and the
-hang detector does.
+TRL calls tools, and makes and resets environments, inside a rollout. Each is measured by its name, like a
+user's callback, so that one that hangs is named and has a deadline of its own. Called by `_rollout_hooks.py`.
+Does not change arguments or results; a feature may call something in place of a function
+(`RolloutPoints.agents`).
 """
 
 from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
-from grpo_run.runtime.event import Event
 from grpo_run.runtime.rank.hooks._phases import as_callback
+from grpo_run.runtime.rank.points import AgentCall, AgentWrapper
 from grpo_run.runtime.rank.session import Session
 from grpo_run.runtime.rank.trainer_facts import SHARDED, TrainerFacts
 from grpo_run.runtime.upstream import trainer_names
-from grpo_run.runtime.upstream.async_functions import finished_within
 from grpo_run.runtime.upstream.patches import Handler, override_attributes, wrapped_methods
 from grpo_run.watchdog.observation import Phase
-from grpo_run.watchdog.text import reset_name, tool_name
+from grpo_run.watchdog.text import boot_name, reset_name, tool_name
 
 _MARKED = "_grpo_run_tool"
 
 
 @contextmanager
-def mark_tools(trainer: Any, facts: TrainerFacts, session: Session) -> Iterator[None]:
+def mark_tools(
+    trainer: Any, facts: TrainerFacts, session: Session, features: Sequence[AgentWrapper] = ()
+) -> Iterator[None]:
     """Mark the tools and environments of a trainer for the length of the block; a trainer without them is
     left alone.
+
+    Args:
+        features: return what is called in place of a function; the last one counts.
     """
     if (text := uneven_turns(facts)) is not None:
         session.warn(text)
+    agents = _Agents(trainer, session, features)
     with ExitStack() as marks:
         if facts.tools_available:
-            mark = _marked_tools(trainer, session)
+            mark = _marked_tools(trainer, agents)
             marks.enter_context(wrapped_methods(trainer, {trainer_names.TOOL_CALLS: [mark]}))
+        if factories := getattr(trainer, trainer_names.FACTORIES, None):
+            booted = {name: agents.boot(name, factory) for name, factory in factories.items()}
+            marks.enter_context(override_attributes(trainer, **{trainer_names.FACTORIES: booted}))
         single = getattr(trainer, trainer_names.ENVIRONMENT_LIST, None) or ()
         pools = getattr(trainer, trainer_names.ENVIRONMENTS, {"": single})
         for kind in {type(environment) for pool in pools.values() for environment in pool}:
-            marks.enter_context(override_attributes(kind, reset=_marked_reset(kind, session)))
+            marks.enter_context(override_attributes(kind, reset=agents.reset(kind)))
         yield
 
 
@@ -63,90 +71,108 @@ def uneven_turns(facts: TrainerFacts) -> str | None:
     )
 
 
-class ToolCancelled(Event, kw_only=True):
-    """A call of a tool was cancelled after so many seconds, and the model is shown the error."""
+class _Agents:
+    """Marks what TRL calls of one trainer's agents.
 
-    tool: str
-    seconds: float
-
-
-class _AsyncTools:
-    """Marks and limits the asynchronous tools of one trainer.
-
-    They run beside each other in TRL's event loop, in another thread, while the main thread waits for all of
-    them: the phase lasts from the first one's start to the last one's end, and has the name of the first.
+    Asynchronous tools run beside each other in TRL's event loop, in another thread, while the main thread
+    waits for all of them: the phase lasts from the first one's start to the last one's end, and has the name
+    of the first.
     """
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, trainer: Any, session: Session, features: Sequence[AgentWrapper]) -> None:
+        self._trainer = trainer
         self._session = session
+        self._features = features
         self._running = 0
 
-    def mark(self, function: Callable[..., Any], name: str) -> Callable[..., Any]:
-        """Limit each call. TRL shows the error to the model as the tool's result, as for any exception of a
-        tool.
-        """
-        slot = self._session.slot
+    def tool(self, function: Callable[..., Any], name: str, row: int, *, asynchronous: bool) -> Any:
+        """Return a tool of one row, marked."""
+        owner = getattr(function, "__self__", None)
+        of_row = self._environments()[row] if row < len(self._environments()) else None
+        environment = owner if owner is of_row else None
+        call = AgentCall(
+            name=tool_name(name),
+            kind="tool" if environment is None else "step",
+            function=function,
+            row=lambda given: row,
+            environment=lambda given: environment,
+        )
+        return self._async(call) if asynchronous else self._sync(call)
 
-        @functools.wraps(function)
-        async def limited(*args: Any, **kwargs: Any) -> Any:
+    def boot(self, name: object, factory: Callable[..., Any]) -> Callable[..., Any]:
+        """Return what makes an environment, marked."""
+        shown = getattr(factory, "__qualname__", None) or name or type(factory).__name__
+
+        def made() -> Any:  # a class is not wrapped: the wrapper would get its attributes
+            return factory()
+
+        return self._sync(AgentCall(name=boot_name(str(shown)), kind="boot", function=made))
+
+    def reset(self, kind: type) -> Any:
+        """Return `reset` of an environment's class, marked: its instances may be pickled, or have no
+        attributes of their own.
+        """
+        declared = inspect.getattr_static(kind, "reset")
+        takes_instance = hasattr(type(declared), "__get__") and not isinstance(
+            declared, (staticmethod, classmethod)
+        )
+
+        def environment(given: tuple[Any, ...]) -> Any:
+            return given[0] if takes_instance and given else None
+
+        call = AgentCall(
+            name=reset_name(kind.__qualname__),
+            kind="reset",
+            function=kind.reset,  # type: ignore[attr-defined]
+            row=lambda given: self._row_of(environment(given)),
+            environment=environment,
+        )
+        return self._sync(call) if takes_instance else staticmethod(self._sync(call))
+
+    def _environments(self) -> Sequence[Any]:
+        return getattr(self._trainer, trainer_names.ENVIRONMENT_LIST, None) or ()
+
+    def _row_of(self, environment: Any) -> int | None:
+        rows = (row for row, one in enumerate(self._environments()) if one is environment)
+        return None if environment is None else next(rows, None)
+
+    def _called(self, call: AgentCall) -> Callable[..., Any]:
+        return self._features[-1](call) if self._features else call.function
+
+    def _sync(self, call: AgentCall) -> Callable[..., Any]:
+        marked = as_callback(self._called(call), self._session.slot, call.name)
+        functools.update_wrapper(marked, call.function)
+        setattr(marked, _MARKED, True)
+        return marked
+
+    def _async(self, call: AgentCall) -> Callable[..., Any]:
+        slot, called = self._session.slot, self._called(call)
+
+        @functools.wraps(call.function)
+        async def marked(*args: Any, **kwargs: Any) -> Any:
             if not self._running:
-                slot.enter_callback(name)
+                slot.enter_callback(call.name)
             self._running += 1
             try:
-                return await self._limited(function(*args, **kwargs), name)
+                return await called(*args, **kwargs)
             finally:
                 self._running -= 1
                 if not self._running:
                     slot.leave(Phase.callback)
 
-        setattr(limited, _MARKED, True)
-        return limited
-
-    async def _limited(self, call: Awaitable[Any], name: str) -> Any:
-        limit_seconds = self._session.config.timeouts.tool_seconds
-        task = await finished_within(call, limit_seconds)
-        if task is not None:
-            return task.result()
-        session = self._session
-        session.journal.write(ToolCancelled(rank=session.rank, tool=name, seconds=limit_seconds))
-        text = (
-            f"{name} was cancelled after {limit_seconds:g} s (--tool-timeout): the model is shown the error"
-        )
-        session.notify(text)
-        session.warn_in_journal(text)
-        raise TimeoutError(f"no answer within {limit_seconds:g} s")
+        setattr(marked, _MARKED, True)
+        return marked
 
 
-def _marked_tools(trainer: Any, session: Session) -> Handler:
-    kinds = (
-        (trainer_names.SYNC_TOOLS, functools.partial(_sync, session)),
-        (trainer_names.ASYNC_TOOLS, _AsyncTools(session).mark),
-    )
+def _marked_tools(trainer: Any, agents: _Agents) -> Handler:
+    kinds = ((trainer_names.SYNC_TOOLS, False), (trainer_names.ASYNC_TOOLS, True))
 
     def mark_first(call_tools: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        for attribute, mark in kinds:
-            for tools in getattr(trainer, attribute, ()):
+        for attribute, asynchronous in kinds:
+            for row, tools in enumerate(getattr(trainer, attribute, ())):
                 for name, tool in tools.items():
                     if not hasattr(tool, _MARKED):
-                        tools[name] = mark(tool, tool_name(name))
+                        tools[name] = agents.tool(tool, name, row, asynchronous=asynchronous)
         return call_tools(*args, **kwargs)
 
     return mark_first
-
-
-def _sync(session: Session, function: Callable[..., Any], name: str) -> Callable[..., Any]:
-    marked = as_callback(function, session.slot, name)
-    setattr(marked, _MARKED, True)
-    return marked
-
-
-def _marked_reset(environment: type, session: Session) -> Any:
-    """Return `reset` of an environment's class, marked: its instances may be pickled, or have no attributes
-    of their own.
-    """
-    marked = _sync(session, environment.reset, reset_name(environment.__qualname__))  # type: ignore[attr-defined]
-    declared = inspect.getattr_static(environment, "reset")
-    takes_instance = hasattr(type(declared), "__get__") and not isinstance(
-        declared, (staticmethod, classmethod)
-    )
-    return marked if takes_instance else staticmethod(marked)

@@ -143,7 +143,7 @@ CLOSED = {
     "outcome": {*OUTCOMES},
     "result": {result.value for result in CheckpointResult},
     "guard": {guard.value for guard in LearningGuard},
-    "kind": {"anonymous", "file", "shared", "pinned"},
+    "kind": {"anonymous", "file", "shared", "pinned", "tool", "step", "boot", "reset", "other"},
     "helper": {"data_workers", "other", "grpo_run"},
     "origin": {origin.value for origin in SampleOrigin},
     "reason": {*(reason.value for reason in EndReason), *map(str, MaskingReason)},
@@ -157,7 +157,7 @@ def test_every_label_value_is_in_its_closed_set(make_slot: Any, make_status: Any
     for metric in RUN_METRICS:
         for values, _ in metric.samples(observation):
             for label, value in zip(metric.labels, values, strict=True):
-                if label not in ("rank", "culprit", "function", "group", "version"):
+                if label not in ("rank", "culprit", "function", "group", "version", "tool"):
                     assert value in CLOSED[label], metric.name
 
 

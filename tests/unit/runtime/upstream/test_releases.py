@@ -26,6 +26,7 @@ WITH_DEFAULT = {
     rollout_names.EOS_TOKEN: "from TRL 1.3 on it is the tokenizer's",
     rollout_names.TOKENIZER: "before TRL 1.3 the trainer has the token itself",
     trainer_names.ENVIRONMENTS: "before TRL 1.8 there is a list",
+    trainer_names.FACTORIES: "before TRL 1.8 boots of environments are not marked",
     trainer_names.ENVIRONMENT_LIST: "before TRL 0.29 there are no environments",
     "_pending_extra_logs": "before TRL 1.0 reward functions log nothing",
     "_pending_metrics": "before TRL 1.0 reward functions log nothing",

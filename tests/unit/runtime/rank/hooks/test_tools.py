@@ -1,4 +1,4 @@
-"""Tools and environments are marked by name; a late asynchronous tool is cancelled."""
+"""Tools and environments are marked by name, and a feature may be called in their place."""
 
 from __future__ import annotations
 
@@ -9,12 +9,10 @@ from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
-from support.journal import event
 
 from grpo_run.runtime.board.slot_writer import SlotWriter
-from grpo_run.runtime.event import Event
-from grpo_run.runtime.launch.config import Timeouts
 from grpo_run.runtime.rank.hooks._tools import mark_tools, uneven_turns
+from grpo_run.runtime.rank.points import AgentCall
 from grpo_run.runtime.rank.trainer_facts import TrainerFacts
 from grpo_run.watchdog.observation import Phase, Slot
 
@@ -42,12 +40,8 @@ class Session:
 
     def __init__(self, slot: SlotWriter) -> None:
         self.slot = slot
-        self.config = SimpleNamespace(timeouts=Timeouts(tool_seconds=0.05))
         self.told: list[str] = []
-        self.events: list[Event] = []
-        self.journal = SimpleNamespace(write=self.events.append)
-        self.notify = self.warn = self.told.append
-        self.warn_in_journal = self.told.append
+        self.warn = self.told.append
 
 
 class Trainer:
@@ -92,36 +86,45 @@ def test_a_tool_is_on_the_board_by_its_name(slot: SlotWriter, reading: Reading) 
     assert "_tool_call_loop" not in vars(trainer)
 
 
-def test_a_late_asynchronous_tool_is_cancelled(slot: SlotWriter, reading: Reading) -> None:
-    """Also one that suppresses its cancellation; the others keep their results, and their own exceptions,
-    which TRL shows to the model.
-    """
+def test_a_feature_is_called_in_place_of_each_function(slot: SlotWriter, reading: Reading) -> None:
+    """It is told which row and which environment a call is of, and a boot is on the board by its class."""
+    told: list[tuple[str, str, int | None, Any]] = []
+    seen: list[str] = []
 
-    async def deaf() -> None:
-        for _ in range(2):
-            try:
-                await asyncio.sleep(0.5)
-            except asyncio.CancelledError:
-                continue
+    class Game:
+        def reset(self, **row: Any) -> None:
+            """Begin."""
 
-    async def quick() -> int:
-        return 1
+        def move(self) -> str:
+            return "moved"
 
-    wrong = KeyError("tool")
+    def replaced(call: AgentCall) -> Callable[..., Any]:
+        def inside(*args: Any, **kwargs: Any) -> Any:
+            told.append((call.name, call.kind, call.row(args), call.environment(args)))
+            seen.append(reading().callback)
+            return call.function(*args, **kwargs)
 
-    async def fails() -> None:
-        raise wrong
+        return inside
 
-    session = Session(slot)
-    trainer = Trainer({}, {"deaf": deaf, "quick": quick, "fails": fails})
-    with mark_tools(trainer, TrainerFacts.of(trainer, 1), session):  # type: ignore[arg-type]
-        error, result, own = trainer._tool_call_loop()
-    assert (result, own) == (1, wrong)
-    assert isinstance(error, TimeoutError)
-    assert str(error) == "no answer within 0.05 s"
-    assert session.events == [event("tool_cancelled", rank=0, tool="tool deaf", seconds=0.05)]
-    assert "tool deaf was cancelled" in session.told[0]
-    assert reading().phase is None
+    games = [Game(), Game()]
+    trainer = Trainer({"move": games[1].move, "print": str}, {})
+    trainer._sync_tool_dicts.insert(0, {})
+    trainer._environment_pool = {None: games}
+    trainer.environments = games  # type: ignore[attr-defined]
+    trainer.environment_factories = {None: Game}  # type: ignore[attr-defined]
+    with mark_tools(trainer, TrainerFacts.of(trainer, 1), Session(slot), [replaced]):  # type: ignore[arg-type]
+        assert isinstance(trainer.environment_factories[None](), Game)  # type: ignore[attr-defined]
+        games[0].reset(answer=1)
+        assert trainer._tool_call_loop() == ["moved", ""]
+    name = Game.__qualname__
+    assert told == [
+        (f"boot of {name}", "boot", None, None),
+        (f"reset of {name}", "reset", 0, games[0]),
+        ("tool move", "step", 1, games[1]),
+        ("tool print", "tool", 1, None),
+    ]
+    assert [one[-20:] for one in seen] == [one[0][-20:] for one in told]
+    assert trainer.environment_factories == {None: Game}  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("inherits", [False, True])

@@ -1,0 +1,166 @@
+"""A plain TRL GRPO script of an agent whose tool or environment has one fault.
+
+Each first completion calls `search`, a tool, and `add`, a method of the environment, as `agent.py` has it.
+`--fault` happens in the `--at`th call of `--place` on rank `--on`, in one attempt, or in each (`--always`).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import os
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import agent
+import tiny
+from datasets import Dataset
+from trl import GRPOConfig, GRPOTrainer
+from trl.trainer import grpo_trainer
+
+RANK = int(os.environ.get("RANK", "0"))
+LONG_SECONDS = 600.0
+counts = {place: itertools.count(1) for place in ("tool", "boot", "reset", "step")}
+chosen: Any = None
+
+
+def sleep() -> None:
+    time.sleep(LONG_SECONDS)  # sleeps
+
+
+def loop() -> None:
+    while True:  # loops
+        pass
+
+
+def retry() -> None:
+    for _ in range(100):
+        try:
+            time.sleep(LONG_SECONDS)
+        except Exception as failure:  # noqa: BLE001 - a tool that repeats whatever fails
+            print(failure)
+
+
+def error() -> None:
+    raise ConnectionError("the server is away")
+
+
+def locked_in_c(library: Any = None) -> None:
+    """Wait in C for ever, whatever signals come: lock a mutex twice."""
+    library, mutex = library or ctypes.CDLL(None), ctypes.create_string_buffer(64)
+    library.pthread_mutex_lock(mutex)
+    library.pthread_mutex_lock(mutex)  # waits in C
+
+
+def locked_with_gil() -> None:
+    locked_in_c(ctypes.PyDLL(None))
+
+
+def segfault() -> None:
+    ctypes.string_at(0)
+
+
+def slow() -> None:
+    time.sleep(1.5)
+
+
+def child() -> None:
+    subprocess.Popen(["sleep", "60"])
+
+
+FAULTS = {
+    "sleep": sleep, "loop": loop, "retry": retry, "error": error, "c": locked_in_c, "gil": locked_with_gil,
+    "segfault": segfault, "slow": slow, "child": child,
+}  # fmt: skip
+RESULTS = {"garbage": object, "big": lambda: "1" * 10_000_000}
+
+
+def visit(place: str) -> Any:
+    """Cause the fault if it is due, and return what takes the place of the result."""
+    number = next(counts[place])
+    if (place, RANK) != (chosen.place, chosen.on):
+        return None
+    done = Path("fault_done")
+    if number != chosen.at or (done.exists() and not chosen.always):
+        return None
+    done.touch()
+    if chosen.fault in RESULTS:
+        return RESULTS[chosen.fault]()
+    FAULTS[chosen.fault]()
+    return None
+
+
+class Sums(agent.Sums):
+    """An environment whose tools add and remember."""
+
+    def __init__(self) -> None:
+        visit("boot")
+
+    def reset(self, **row: Any) -> None:
+        """Begin a rollout."""
+        visit("reset")
+        super().reset(**row)
+
+    def add(self, number: int) -> Any:
+        """Add a number.
+
+        Args:
+            number: to add.
+        """
+        return visit("step") or super().add(number)
+
+
+def search(word: str) -> Any:
+    """Look up a word.
+
+    Args:
+        word: to look up.
+    """
+    return visit("tool") or word[::-1]
+
+
+def read_a_tool_call(tokenizer: Any, ids: list[int], prefix: Any = None, tools: Any = None) -> dict[str, Any]:
+    """Return the completion as a message, with calls of both unless they have answered already."""
+    message: dict[str, Any] = agent.read_a_tool_call(tokenizer, ids, prefix, tools)
+    for call in message.get("tool_calls", ()):
+        if call["function"]["name"] == "look_up":
+            call["function"]["name"] = "search"
+    return message
+
+
+def main() -> None:
+    global chosen
+    parser = tiny.rollout_parser(__doc__)
+    parser.add_argument("--fault", choices=[*FAULTS, *RESULTS, "none"], default="none")
+    parser.add_argument("--place", choices=list(counts), default="tool")
+    parser.add_argument("--at", type=int, default=6)
+    parser.add_argument("--on", type=int, default=1)
+    parser.add_argument("--always", action="store_true")
+    chosen = arguments = parser.parse_args()
+    if chosen.fault == "none":
+        chosen.on = -1
+    grpo_trainer.parse_response = read_a_tool_call
+
+    tokenizer = tiny.tokenizer()
+    tokenizer.chat_template = agent.TEMPLATE
+    tokenizer.response_schema = {}  # not used, but required
+    rows = tiny.prompts(tiny.prompts_for_one_epoch(arguments))["prompt"]
+    settings = {**tiny.settings(arguments), **tiny.rollout_settings(arguments), "max_completion_length": 40}
+    trainer = GRPOTrainer(
+        model=tiny.policy(len(tokenizer), arguments),
+        reward_funcs=lambda completions, **row: [float(len(one[-1]["content"])) for one in completions],
+        args=GRPOConfig(**settings),
+        train_dataset=Dataset.from_dict({"prompt": [[{"role": "user", "content": row}] for row in rows]}),
+        processing_class=tokenizer,
+        tools=[search],
+        environment_factory=Sums,
+        callbacks=tiny.callbacks(arguments),
+    )
+    tiny.train(trainer, arguments)
+    tiny.write_digest(trainer, arguments.output_dir)
+
+
+if __name__ == "__main__":
+    main()
