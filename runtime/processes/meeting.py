@@ -53,6 +53,8 @@ SOON_SECONDS = 1.0
 """For the look that is under way and the one after it."""
 LEAVE_SECONDS = 6.0
 """How long a host that ends the run waits until the others have read that."""
+CLOSE_SECONDS = 2.0
+"""How long a thread is waited for. One that waits for a host that is gone returns too late to matter."""
 MOST_PROBES = 32
 """At the same time."""
 ENDS = {EXIT_GAVE_UP: "gave up", EXIT_USAGE: "was refused", EXIT_FINISHED: "has finished the run"}
@@ -87,6 +89,8 @@ class Meeting(RendezvousHandler):
         self._signs: dict[Any, Signs] = {}
         self._pool = ThreadPoolExecutor(MOST_PROBES, "grpo-run-probe")
         self._wake, self._looked = threading.Event(), threading.Event()
+        self._looking: threading.Thread | None = None
+        self._closed = False
         self.lost = ""
         """Which host that has ranks is lost, as a sentence; empty while none is."""
 
@@ -144,7 +148,8 @@ class Meeting(RendezvousHandler):
             else:
                 place = f"{own_address(self._host, self._port)} {listen()}"
                 store.set(f"{ALIVE_KEY}{node!r}", place)
-        threading.Thread(target=self._look_on, name="grpo-run-hosts", daemon=True).start()
+        self._looking = threading.Thread(target=self._look_on, name="grpo-run-hosts", daemon=True)
+        self._looking.start()
 
     def _settle(self) -> None:
         """Remember whom the host has met, and who of them serves the endpoint."""
@@ -156,7 +161,7 @@ class Meeting(RendezvousHandler):
         self._members = dict(members)
 
     def _look_on(self) -> None:
-        while True:
+        while not self._closed:
             asked_at, asked_for = time.monotonic(), self._wake.is_set()
             self._wake.clear()
             self.look()
@@ -243,11 +248,16 @@ class Meeting(RendezvousHandler):
             exit_code: of this host; with others, the others may go on without it.
             sentence: how the run ended here.
         """
-        if self._handler is None or exit_code not in ENDS or self._dead_endpoint:
+        if self._handler is None:
             return
-        telling = threading.Thread(target=self._tell, args=(exit_code, sentence), daemon=True)
-        telling.start()
-        telling.join(LEAVE_SECONDS)
+        if exit_code in ENDS and not self._dead_endpoint:
+            _call(LEAVE_SECONDS, self._tell, exit_code, sentence)
+        # a process that exits while a thread returns from C++ is aborted
+        self._closed = True
+        self._wake.set()
+        _call(CLOSE_SECONDS, rendezvous_names.stop_beats, self._handler)
+        if self._looking is not None:
+            self._looking.join(CLOSE_SECONDS)
 
     def _tell(self, exit_code: int, sentence: str) -> None:
         this, finished = rendezvous_names.this_node(self._handler), exit_code == EXIT_FINISHED
@@ -348,3 +358,10 @@ class Meeting(RendezvousHandler):
     def shutdown(self) -> bool:
         """See torch's."""
         return self._handler is None or bool(self._handler.shutdown())
+
+
+def _call(wait_seconds: float, function: Callable[..., None], *arguments: Any) -> None:
+    """Call a function in a thread, and wait for so long at most."""
+    thread = threading.Thread(target=function, args=arguments, daemon=True)
+    thread.start()
+    thread.join(wait_seconds)

@@ -143,6 +143,11 @@ def require(handler: Any, hosts: int) -> None:
     object.__setattr__(handler.settings, "min_nodes", hosts)
 
 
+def stop_beats(handler: Any) -> None:
+    """End the thread that tells the others that this host is alive; waits for its last message."""
+    handler._stop_heartbeats()
+
+
 def this_node(handler: Any) -> Any:
     """Return how the handler names its host."""
     return handler._this_node

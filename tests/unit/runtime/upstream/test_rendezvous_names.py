@@ -23,6 +23,9 @@ def test_a_handler_that_has_met_shows_its_members() -> None:
     assert 0 <= time.monotonic() - seen.read_at < 60
     assert (seen.lost, seen.ended, list(seen.beats)) == ({}, None, [rendezvous_names.this_node(handler)])
     rendezvous_names.store(handler).set("key", "value")
+    assert any("RendezvousKeepAlive" in one.name for one in threading.enumerate())
+    rendezvous_names.stop_beats(handler)
+    assert not any("RendezvousKeepAlive" in one.name for one in threading.enumerate())
     handler.shutdown()
 
 
