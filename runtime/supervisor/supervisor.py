@@ -554,7 +554,7 @@ class Supervisor:
 
     def _end(self, event: RunEvent, exit_code: int, sentence: str = "") -> Directive:
         if self._drains is not None:
-            self._drains.keeps_parts = not self.has_ranks
+            self._drains.keeps_parts = not self.has_ranks or not self._hosts_can_meet
         return self._outcome.end(event, exit_code, self.attempt, sentence)
 
     def end_features(self) -> None:

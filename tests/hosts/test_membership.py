@@ -126,7 +126,7 @@ def test_a_host_that_gives_up_ends_the_run_on_all_hosts(tmp_path: Path) -> None:
                 run.ended(93)
             assert time.monotonic() - killed_at < SILENT_SECONDS + 5
     last = runs[0].printed().strip().splitlines()[-1]
-    assert "Host node1 gave up: Rank 1 was killed by SIGKILL" in last
+    assert "Host node1 gave up: Rank 1 on host node1 was killed by SIGKILL" in last
     assert runs[0].status()["state"] == "failed"
 
 

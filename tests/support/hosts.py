@@ -36,6 +36,7 @@ mount -t tmpfs -o size=512m disk {disk}
 mkdir -p -m 1777 {claims}
 mount -t tmpfs -o mode=1777 claims {claims}
 mount --bind {names} /etc/hosts
+mount --bind {services} /etc/nsswitch.conf
 ip link set lo up
 touch {disk}/.ready
 """
@@ -80,7 +81,11 @@ class Host:
         """Bring the host up, with an empty disk and an empty `/dev/shm`."""
         self.disk.mkdir(exist_ok=True)
         script = PREPARE.format(
-            name=self.name, disk=self.disk, names=self._folder / "hosts", claims=claims.FOLDER
+            name=self.name,
+            disk=self.disk,
+            names=self._folder / "hosts",
+            claims=claims.FOLDER,
+            services=self._folder / "nsswitch.conf",
         )
         self._first = subprocess.Popen(
             ["unshare", "--net", "--uts", "--ipc", "--mount", "--pid", "--fork", "--mount-proc",
@@ -160,6 +165,8 @@ def hosts(folder: Path, count: int) -> Iterator[list[Host]]:
     """
     names = "".join(f"10.77.0.{number + 1} node{number}\n" for number in range(count))
     (folder / "hosts").write_text(f"127.0.0.1 localhost\n{names}")
+    # no name server can be reached: torch would wait for one at each connection
+    (folder / "nsswitch.conf").write_text("hosts: files\npasswd: files\ngroup: files\n")
     switch = subprocess.Popen(["unshare", "--net", "sleep", "infinity"], stdin=subprocess.DEVNULL)
     made: list[Host] = []
     try:
