@@ -188,6 +188,10 @@ class Meeting(RendezvousHandler):
                 text = text or self._dead_endpoint
         if text and members is self._members:  # else the hosts have met again
             self.lost = text
+        self._confirm_end(seen)
+
+    def _confirm_end(self, seen: rendezvous_names.View) -> None:
+        """Let the host that has ended the run know that this one has read it."""
         this = rendezvous_names.this_node(self._handler)
         if seen.ended is not None and this not in seen.ended.known_by and not self._dead_endpoint:
             with contextlib.suppress(RendezvousConnectionError):  # nobody waits for that any more
@@ -252,6 +256,7 @@ class Meeting(RendezvousHandler):
             return
         if exit_code in ENDS and not self._dead_endpoint:
             _call(LEAVE_SECONDS, self._tell, exit_code, sentence)
+        _call(CLOSE_SECONDS, self._confirm_end, rendezvous_names.view(self._handler))
         # a process that exits while a thread returns from C++ is aborted
         self._closed = True
         self._wake.set()
