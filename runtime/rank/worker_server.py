@@ -27,6 +27,7 @@ from grpo_run.watchdog.verdict import Location
 NEVER_ISSUE_COLLECTIVES = (
     "grpo_run.runtime.rank.heartbeat",
     "grpo_run.runtime.rank.session",
+    "grpo_run.runtime.rank.saving.copies",
     "grpo_run.runtime.rank.saving.snapshots",
     "tensorboard.",
     "torch._inductor.",
