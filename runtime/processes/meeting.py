@@ -267,7 +267,7 @@ class Meeting(RendezvousHandler):
     def _tell(self, exit_code: int, sentence: str) -> None:
         this, finished = rendezvous_names.this_node(self._handler), exit_code == EXIT_FINISHED
         with contextlib.suppress(RendezvousConnectionError):  # the endpoint is gone: all know
-            if finished and not self._serves:
+            if finished and not self._serves and self._endpoint_node:  # the host that serves it tells
                 return
             rendezvous_names.end(
                 self._backend, this, exit_code, f"Host {this.addr} {ENDS[exit_code]}: {sentence}"

@@ -155,7 +155,7 @@ def test_a_run_with_long_paths_stops_before_its_first_save_and_starts_again_in_a
     """A script may refuse a directory that is not empty: the snapshot of a stop lies beside it until then. No
     path of a socket depends on the run directory or on TMPDIR, and the watchdog sees the ranks.
     """
-    source, begin = (SCRIPTS / "grpo.py").read_text(), "    trainer = tiny.rollout_trainer(arguments)\n"
+    source, begin = (SCRIPTS / "grpo.py").read_text(), "    trainer = "
     assert begin in source
     (tmp_path / "guarded.py").write_text(source.replace(begin, GUARD + begin))
     temporary = tmp_path / ("t" * 220)

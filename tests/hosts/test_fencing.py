@@ -173,8 +173,9 @@ def _is_saving(output: Path, *, written: bool) -> bool:
     return len(found) >= (2 if written else 1)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
-    ("cuts", "steps"), [(1, 60), pytest.param(50, 3000, marks=[pytest.mark.full, pytest.mark.timeout(3600)])]
+    ("cuts", "steps"), [(1, 60), pytest.param(50, 3000, marks=pytest.mark.timeout(3600))]
 )
 def test_a_host_that_was_cut_off_during_a_save(tmp_path: Path, cuts: int, steps: int) -> None:
     """Whenever that is, all checkpoints stay whole, and the run ends in undisturbed weights."""
