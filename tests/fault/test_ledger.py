@@ -86,7 +86,7 @@ def test_a_step_that_is_done_again_counts_once(runs: Runs) -> None:
     """The report has its completions beside those that count."""
     run = runs(*command("--max-steps", "6", "--output-dir", "out"))
     with run.held(after=5):
-        run.start().until_step(4)  # step 5 is generated, and the snapshot is of step 4
+        run.start().until_step(5)  # the newest snapshot is of step 4
         run.kill(1)
         run.until_event("incident")
     run.ended()

@@ -11,6 +11,8 @@ from faults import fault
 from support.references import undisturbed
 from support.runs import SCRIPTS, Runs, digest
 
+from grpo_run.runtime.supervisor.stop import SAME_SECONDS
+
 GRPO = (str(SCRIPTS / "grpo.py"), "--output-dir", "out", "--max-steps", "24", "--save-steps", "8")
 
 
@@ -38,7 +40,7 @@ def test_a_hang_is_shown_while_it_lasts_and_its_end_afterwards(runs: Runs) -> No
     # a stop cannot be agreed on; the second request ends the ranks
     for _ in range(2):
         run.command("stop")
-        time.sleep(1.0)
+        time.sleep(SAME_SECONDS + 0.5)  # sooner, it is the same request
     run.ended(75)
     status = run.status()
     assert (status["state"], status["waiting"], status["ranks"]) == ("stopped", None, [])
