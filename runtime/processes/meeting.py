@@ -85,7 +85,7 @@ class Meeting(RendezvousHandler):
         self._endpoint_node = ""
         self._dead_endpoint = ""
         self._gone: AbstractSet[Any] = frozenset()
-        self._places: dict[Any, tuple[str, int] | None] = {}
+        self._places: dict[Any, tuple[str, int]] = {}
         self._signs: dict[Any, Signs] = {}
         self._pool = ThreadPoolExecutor(MOST_PROBES, "grpo-run-probe")
         self._wake, self._looked = threading.Event(), threading.Event()

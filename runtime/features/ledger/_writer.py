@@ -27,17 +27,24 @@ class Writer:
 
     def step_begins(self, step: int) -> None:
         """Say where the call begins, before its first step."""
-        if not self._begun:
-            self._begun = True
-            self.write("B", *self._call, step - 1, *self._geometry)
+        if self._begun:
+            return
+        self._begun = True
+        try:
+            self.file.parent.mkdir(mode=0o700, exist_ok=True)
+        except OSError as error:
+            self._end(error)
+        self.write("B", *self._call, step - 1, *self._geometry)
 
     def write(self, *line: Any) -> None:
         """Append a line, unless an earlier one could not be written."""
         if self._failed:
             return
         try:
-            self.file.parent.mkdir(mode=0o700, exist_ok=True)
             append(self.file, *line)
         except OSError as error:
-            self._failed = True
-            self._session.warn_in_journal(f"the ledger of prompts ends here: {error}")
+            self._end(error)
+
+    def _end(self, error: OSError) -> None:
+        self._failed = True
+        self._session.warn_in_journal(f"the ledger of prompts ends here: {error}")
