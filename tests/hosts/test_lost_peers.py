@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.hosts import Host, HostRun, hosts, missing
+from support.hosts import Host, HostRun, hosts, missing, start_all
 from support.references import undisturbed
 from support.runs import SCRIPTS, digest
 from support.trainer_and_loop import TRAINER
@@ -40,17 +40,10 @@ def _trained(runs: list[HostRun], folder: Path) -> None:
     assert digest(folder / "ours") == undisturbed(TRAINER, STEPS)
 
 
-def _started(runs: list[HostRun]) -> None:
-    for run in runs:
-        run.start()
-    for run in runs:
-        run.until_step(6)
-
-
 def test_a_killed_supervisor_that_is_started_again_takes_part(pair: list[HostRun], tmp_path: Path) -> None:
     """The other host waits for it, tells it where to meet, and both go on from the newest checkpoint."""
     with pair[0].held(HELD):
-        _started(pair)
+        start_all(pair)
         pair[1].kill_supervisor()
         pair[1].process.wait(30)
         pair[1].start()
@@ -62,7 +55,7 @@ def test_a_killed_supervisor_that_is_started_again_takes_part(pair: list[HostRun
 def test_a_killed_rank_is_replaced(pair: list[HostRun], tmp_path: Path) -> None:
     """Both hosts start their ranks again."""
     with pair[0].held(HELD):
-        _started(pair)
+        start_all(pair)
         pair[1].kill(1)
     _trained(pair, tmp_path)
     assert "1 fault recovered" in pair[0].printed()
@@ -73,7 +66,7 @@ def test_a_killed_rank_is_replaced(pair: list[HostRun], tmp_path: Path) -> None:
 def test_a_host_that_comes_back_takes_part(pair: list[HostRun], tmp_path: Path) -> None:
     """Nobody hears that it goes; its memory and its disk are empty when it is back."""
     with pair[0].held(HELD):
-        _started(pair)
+        start_all(pair)
         pair[1].host.kill()
         time.sleep(3)
         pair[1].host.boot()
@@ -85,7 +78,7 @@ def test_a_host_that_comes_back_takes_part(pair: list[HostRun], tmp_path: Path) 
 def test_a_short_cut_is_no_fault(pair: list[HostRun], tmp_path: Path) -> None:
     """The ranks wait until their messages arrive again; nothing is started twice."""
     with pair[0].held(HELD):
-        _started(pair)
+        start_all(pair)
         pair[1].host.cut()
         time.sleep(CUT_SECONDS)
         pair[1].host.join()
@@ -101,9 +94,8 @@ def test_a_spare_is_not_needed_for_a_killed_rank(tmp_path: Path) -> None:
     with hosts(tmp_path, 3) as made:
         runs = _runs(made, tmp_path)
         with runs[0].held(HELD):
-            _started(runs[:2])
-            runs[2].start().until_event("run_started")
-            time.sleep(3)  # until it is known as a spare
+            start_all(runs[:2])
+            runs[2].start_as_spare()
             runs[1].kill(1)
             runs[1].until_event("incident")
         for run in runs:
@@ -118,9 +110,8 @@ def test_a_spare_takes_over(tmp_path: Path) -> None:
     with hosts(tmp_path, 3) as made:
         runs = _runs(made, tmp_path)
         with runs[0].held(HELD):
-            _started(runs[:2])
-            runs[2].start().until_event("run_started")
-            time.sleep(3)  # until it is known as a spare
+            start_all(runs[:2])
+            runs[2].start_as_spare()
             runs[1].host.kill()
             lost_at = time.monotonic()
             runs[2].until_event("attempt_started")

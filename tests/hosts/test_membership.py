@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 
 import pytest
-from support.hosts import HostRun, hosts, missing
+from support.hosts import HostRun, hosts, missing, start_all
 from support.references import undisturbed
 from support.runs import SCRIPTS, digest
 from support.trainer_and_loop import TRAINER
@@ -29,11 +29,8 @@ def _equal(folder: Path) -> None:
 def _with_spare(made: list, folder: Path) -> list[HostRun]:
     """Start a run on two hosts, and a third one that waits."""
     runs = [HostRun(host, folder, *SCRIPT) for host in made]
-    for run in runs[:2]:
-        run.start()
-    for run in runs[:2]:
-        run.until_step(HELD - 1, timeout_seconds=START_SECONDS)
-    runs[2].start().until(lambda events: "as a spare" in runs[2].printed())
+    start_all(runs[:2], HELD - 1, timeout_seconds=START_SECONDS)
+    runs[2].start_as_spare()
     return runs
 
 
@@ -82,10 +79,7 @@ def test_a_cut_of_60_s_ends_one_side_that_takes_part_again(tmp_path: Path) -> No
     with hosts(tmp_path, 2) as made:
         runs = [HostRun(host, tmp_path, *SCRIPT) for host in made]
         with runs[0].held(HELD):
-            for run in runs:
-                run.start()
-            for run in runs:
-                run.until_step(HELD - 1, timeout_seconds=START_SECONDS)
+            start_all(runs, HELD - 1, timeout_seconds=START_SECONDS)
             made[1].cut()
             cut_at = time.monotonic()
             runs[0].until_event("incident", cause="node_lost")
@@ -116,10 +110,7 @@ def test_a_host_that_gives_up_ends_the_run_on_all_hosts(tmp_path: Path) -> None:
             for host, options in zip(made, ((), ("--max-restarts", "0")), strict=True)
         ]
         with runs[0].held(HELD):
-            for run in runs:
-                run.start()
-            for run in runs:
-                run.until_step(HELD - 1, timeout_seconds=START_SECONDS)
+            start_all(runs, HELD - 1, timeout_seconds=START_SECONDS)
             runs[1].kill(1)
             killed_at = time.monotonic()
             for run in runs:

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from support.hosts import Host, HostRun, hosts, missing
+from support.hosts import Host, HostRun, hosts, missing, start_all
 from support.references import undisturbed
 from support.runs import SCRIPTS, digest
 from support.trainer_and_loop import TRAINER
@@ -38,13 +38,6 @@ def _runs(
     return [HostRun(host, folder, *script, options=options, endpoint=endpoint) for host in made]
 
 
-def _started(runs: Sequence[HostRun], step: int = 6) -> None:
-    for run in runs:
-        run.start()
-    for run in runs:
-        run.until_step(step)
-
-
 def _ended(runs: Sequence[HostRun], folder: Path, code: int = 0) -> None:
     for run in runs:
         run.ended(code)
@@ -64,7 +57,7 @@ def test_a_killed_rank_repeats_no_step(tmp_path: Path) -> None:
     with hosts(tmp_path, 2) as made:
         pair = _runs(made, tmp_path)
         with pair[0].held(HELD):
-            _started(pair, HELD - 1)
+            start_all(pair, HELD - 1)
             pair[1].kill(1)
         _ended(pair, tmp_path)
         for host in made:  # nothing of the run stays in the memory of a host
@@ -83,7 +76,7 @@ def test_a_lost_host_loses_no_snapshot(tmp_path: Path) -> None:
         output = made[0].disk / "ours"
         pair = _runs(made, tmp_path, output=str(output))
         with pair[0].held(HELD):
-            _started(pair)
+            start_all(pair)
             made[1].kill()
             time.sleep(3)
             made[1].boot()
@@ -101,7 +94,7 @@ def test_the_lost_first_host_loses_no_snapshot(tmp_path: Path) -> None:
     with hosts(tmp_path, 2) as made:
         pair = _runs(made, tmp_path)
         with pair[0].held(HELD):
-            _started(pair)
+            start_all(pair)
             made[0].kill()
             pair[1].ended(75)
             made[0].boot()
@@ -119,9 +112,8 @@ def test_a_spare_gets_the_snapshot(spare: int, tmp_path: Path) -> None:
     with hosts(tmp_path, 3) as made:
         runs = _runs(made, tmp_path, endpoint=f"node{stays}")
         with runs[0].held(HELD):
-            _started([runs[stays], runs[1]])
-            runs[spare].start().until_event("run_started")
-            time.sleep(3)  # until it is known as a spare
+            start_all([runs[stays], runs[1]])
+            runs[spare].start_as_spare()
             made[1].kill()
             runs[spare].until_event("attempt_started")
         _ended([runs[stays], runs[spare]], tmp_path)
@@ -134,7 +126,7 @@ def test_a_stop_writes_one_complete_checkpoint(tmp_path: Path) -> None:
     with hosts(tmp_path, 2) as made:
         pair = _runs(made, tmp_path)
         with pair[0].held(6):
-            _started(pair, 6)
+            start_all(pair, 6)
             pair[1].kill_supervisor(signal.SIGTERM)
             pair[1].until_event("stop_requested")
         _ended(pair, tmp_path, 75)

@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
-from support.hosts import HostRun, hosts, missing
+from support.hosts import HostRun, hosts, missing, start_all
 from support.references import undisturbed
 from support.runs import SCRIPTS, digest
 from support.trainer_and_loop import TRAINER
@@ -44,10 +44,7 @@ def test_the_lost_endpoint_ends_the_others_with_evidence(tmp_path: Path) -> None
     with hosts(tmp_path, 2) as made:
         runs = [HostRun(host, tmp_path, *SCRIPT) for host in made]
         with runs[0].held(10):
-            for run in runs:
-                run.start()
-            for run in runs:
-                run.until_step(9)
+            start_all(runs, 9)
             made[0].kill()
             lost_at = time.monotonic()
             runs[1].ended(75)
@@ -70,10 +67,7 @@ def test_a_lost_host_is_named_by_those_that_wait_for_it(tmp_path: Path) -> None:
     with hosts(tmp_path, 2) as made:
         runs = [HostRun(host, tmp_path, *SCRIPT) for host in made]
         with runs[0].held(10):
-            for run in runs:
-                run.start()
-            for run in runs:
-                run.until_step(9)
+            start_all(runs, 9)
             made[1].kill()
             lost_at = time.monotonic()
             runs[0].until_event("incident", cause="node_lost")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+from collections.abc import Callable
 from typing import Any
 
 import tiny
@@ -72,7 +73,17 @@ def main() -> None:
     )
     arguments = parser.parse_args()
     late = arguments.late
-    grpo_trainer.parse_response = read_a_tool_call
+    train(arguments, read_a_tool_call, tools=[look_up], environment_factory=Sums)
+
+
+def train(arguments: Any, read: Callable[..., Any], **agent: Any) -> None:
+    """Train the tiny agent, and write the digest of its weights.
+
+    Args:
+        read: takes the place of TRL's reader of completions.
+        agent: its tools and environment.
+    """
+    grpo_trainer.parse_response = read
 
     tokenizer = tiny.tokenizer()
     tokenizer.chat_template = TEMPLATE
@@ -85,9 +96,8 @@ def main() -> None:
         args=GRPOConfig(**settings),
         train_dataset=Dataset.from_dict({"prompt": [[{"role": "user", "content": row}] for row in rows]}),
         processing_class=tokenizer,
-        tools=[look_up],
-        environment_factory=Sums,
         callbacks=tiny.callbacks(arguments),
+        **agent,
     )
     tiny.train(trainer, arguments)
     tiny.write_digest(trainer, arguments.output_dir)

@@ -16,9 +16,6 @@ from typing import Any
 
 import agent
 import tiny
-from datasets import Dataset
-from trl import GRPOConfig, GRPOTrainer
-from trl.trainer import grpo_trainer
 
 RANK = int(os.environ.get("RANK", "0"))
 LONG_SECONDS = 600.0
@@ -141,25 +138,7 @@ def main() -> None:
     chosen = arguments = parser.parse_args()
     if chosen.fault == "none":
         chosen.on = -1
-    grpo_trainer.parse_response = read_a_tool_call
-
-    tokenizer = tiny.tokenizer()
-    tokenizer.chat_template = agent.TEMPLATE
-    tokenizer.response_schema = {}  # not used, but required
-    rows = tiny.prompts(tiny.prompts_for_one_epoch(arguments))["prompt"]
-    settings = {**tiny.settings(arguments), **tiny.rollout_settings(arguments), "max_completion_length": 40}
-    trainer = GRPOTrainer(
-        model=tiny.policy(len(tokenizer), arguments),
-        reward_funcs=lambda completions, **row: [float(len(one[-1]["content"])) for one in completions],
-        args=GRPOConfig(**settings),
-        train_dataset=Dataset.from_dict({"prompt": [[{"role": "user", "content": row}] for row in rows]}),
-        processing_class=tokenizer,
-        tools=[search],
-        environment_factory=Sums,
-        callbacks=tiny.callbacks(arguments),
-    )
-    tiny.train(trainer, arguments)
-    tiny.write_digest(trainer, arguments.output_dir)
+    agent.train(arguments, read_a_tool_call, tools=[search], environment_factory=Sums)
 
 
 if __name__ == "__main__":

@@ -222,6 +222,10 @@ class HostRun(Run):
         super().start(output)
         return self
 
+    def start_as_spare(self) -> None:
+        """Start the supervisor, and wait until it knows that the others have all ranks."""
+        self.start().until(lambda events: "as a spare" in self.printed())
+
     def kill(self, rank: int, number: int = 9) -> None:
         """Send a rank of this host a signal."""
         self.host.signal(self.pid(rank), number)
@@ -229,3 +233,11 @@ class HostRun(Run):
     def kill_supervisor(self, number: int = 9) -> None:
         """Send the supervisor a signal."""
         self.host.signal(self.events("run_started")[-1]["supervisor_pid"], number)
+
+
+def start_all(runs: Sequence[HostRun], step: int = 6, *, timeout_seconds: float = 60.0) -> None:
+    """Start the supervisors of all hosts, and wait until this step is committed everywhere."""
+    for run in runs:
+        run.start()
+    for run in runs:
+        run.until_step(step, timeout_seconds=timeout_seconds)
