@@ -229,7 +229,9 @@ def _write_all(descriptor: int, data: bytes, note_progress: Callable[[], None]) 
         except BlockingIOError as error:  # another process has made the terminal non-blocking
             if error.errno != errno.EAGAIN:
                 raise
-            select.select([], [descriptor], [])
+            room = select.poll()  # select() refuses descriptors from 1024 on
+            room.register(descriptor, select.POLLOUT)
+            room.poll()
             continue
         view = view[written:]
         note_progress()

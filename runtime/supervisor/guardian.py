@@ -161,15 +161,17 @@ def _wait_for_exit(supervisor: int, owned: RunProcesses) -> list[int]:
         return ranks
     if os.getppid() != supervisor:
         return ranks  # it has exited before, and its pid is in use again
-    waiting, pause_seconds = [pidfd, 0], 0.0
+    waiting, pause_seconds = select.poll(), 0.0
+    waiting.register(pidfd, select.POLLIN)
+    waiting.register(0, select.POLLIN)
     while True:
-        ready, _, _ = select.select(waiting, [], [], pause_seconds)
+        ready = {descriptor for descriptor, _ in waiting.poll(pause_seconds * 1000)}
         if pidfd in ready:
             return ranks
         if 0 in ready:
             data = os.read(0, MAX_MESSAGE_BYTES)
             if not data:
-                waiting = [pidfd]  # the supervisor's death closes its end a moment before
+                waiting.unregister(0)  # the supervisor's death closes its end a moment before
             *lines, received = (received + data).split(b"\n")
             for line in lines:
                 ranks = json.loads(line)

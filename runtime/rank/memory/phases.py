@@ -13,6 +13,7 @@ from __future__ import annotations
 import os
 import resource
 import time
+import weakref
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -40,6 +41,7 @@ class ResidentMemory:
 
     def __init__(self) -> None:
         self._descriptor = os.open("/proc/self/statm", os.O_RDONLY | os.O_CLOEXEC)
+        weakref.finalize(self, os.close, self._descriptor)
 
     def read(self) -> HostReading:
         """Return the figures of now."""

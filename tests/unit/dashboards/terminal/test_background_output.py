@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import io
 import os
+import resource
 import threading
 import time
 from collections.abc import Iterator
@@ -15,6 +17,7 @@ import pytest
 from grpo_run.dashboards.terminal.background_output import BackgroundOutput
 
 PIPE_BYTES = 64 << 10
+SELECT_LIMIT = 1024
 SOON_SECONDS = 5.0
 
 
@@ -118,13 +121,20 @@ def test_a_reader_that_is_gone_is_an_error_of_later_writes(pipe: tuple[int, int]
 
 
 def test_a_terminal_that_another_process_made_non_blocking_gets_everything(pipe: tuple[int, int]) -> None:
-    """The mode belongs to the open file, which processes share."""
+    """The mode belongs to the open file, which processes share; also as one of thousands of descriptors of a
+    program that launches runs.
+    """
     reader, writer = pipe
     os.set_blocking(writer, False)
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(limits[0], 4 * SELECT_LIMIT), limits[1]))
+    high = fcntl.fcntl(writer, fcntl.F_DUPFD_CLOEXEC, 2 * SELECT_LIMIT)
     output = BackgroundOutput()
-    output.write(writer, bytes(4 * PIPE_BYTES))
+    output.write(high, bytes(4 * PIPE_BYTES))
     assert read_all(reader, 4 * PIPE_BYTES) == bytes(4 * PIPE_BYTES)
     assert output.finish(lambda: False)
+    os.close(high)
+    resource.setrlimit(resource.RLIMIT_NOFILE, limits)
 
 
 def test_a_stream_looks_like_the_one_that_it_stands_in_for(pipe: tuple[int, int]) -> None:
