@@ -40,6 +40,7 @@ class Cause(TextEnum):
     rollout_stale = "rollout_stale"
     nonfinite = "nonfinite"
     learning_collapse = "learning_collapse"
+    replicas_differ = "replicas_differ"
     no_progress = "no_progress"
     stopped = "stopped"
     node_lost = "node_lost"

@@ -104,7 +104,7 @@ class Recovery:
             lost_connection=tuple(event.lost_connection),
             starting=bool(event.starting),
             also_failed=tuple(event.also_failed),
-            guard=event.guard["guard"] if event.guard else None,
+            guard=event.guard.get("guard") if event.guard else None,
             repeat_key=event.repeat_key or "",
             resuming=resuming,
             shortage=event.shortage or {},

@@ -44,21 +44,29 @@ class ThreadVotes:
         """Return the maximum of a single value."""
         return self.maxima([value])[0]
 
+    def gather(self, values: list[int]) -> list[list[int]]:
+        """Return every rank's values, ordered by rank."""
+        self.count += 1
+        return self._shared.exchange(self._rank, values)
+
 
 class _Shared:
     def __init__(self, ranks: int) -> None:
         self.barrier = threading.Barrier(ranks)
         self.values: list[list[int]] = [[] for _ in range(ranks)]
 
-    def reduce(self, rank: int, values: list[int]) -> list[int]:
+    def exchange(self, rank: int, values: list[int]) -> list[list[int]]:
         self.values[rank] = list(values)
         self.barrier.wait(TIMEOUT_SECONDS)
         assert len({len(other) for other in self.values}) == 1, (
             f"ranks vote on different things: {self.values}"
         )
-        maxima = [max(column) for column in zip(*self.values, strict=True)]
+        rows = list(self.values)
         self.barrier.wait(TIMEOUT_SECONDS)
-        return maxima
+        return rows
+
+    def reduce(self, rank: int, values: list[int]) -> list[int]:
+        return [max(column) for column in zip(*self.exchange(rank, values), strict=True)]
 
 
 def thread_votes(ranks: int) -> list[ThreadVotes]:

@@ -13,7 +13,7 @@ WORDS = [
     "rank_exited_early", "generation_stall", "reward_stall", "data_stall", "checkpoint_stall",
     "interpreter_stuck", "gpu_oom", "host_oom", "shm_full", "disk_full", "checkpoint_corrupt",
     "rollout_server_dead", "rollout_server_stuck", "weight_sync_stuck", "rollout_stale", "nonfinite",
-    "learning_collapse", "no_progress", "stopped", "node_lost", "unknown",
+    "learning_collapse", "replicas_differ", "no_progress", "stopped", "node_lost", "unknown",
 ]  # fmt: skip
 
 

@@ -1,0 +1,144 @@
+"""Digests of tensors, and which ranks differ by them.
+
+A digest is the sum of a tensor's bits, read as integers, modulo 2**64: it does not depend on the order of
+additions, and a flipped bit changes it always. Tensors that are spread over ranks have no second copy and are
+left out. Used by `rank.py`. Does not communicate.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import struct
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from grpo_run.runtime.rank.vote import from_bits, to_bits
+
+MOST_PARTS = 4096
+"""Of a tensor whose digests are compared to find the element that differs."""
+FAR = 4.0
+"""How much further than the nearest rank's a value is from the right one, if the rank was wrong."""
+
+Gather = Callable[[list[int]], list[list[int]]]
+
+
+def tensors_in_common(models: Iterable[Any], optimizers: Iterable[Any]) -> Iterator[tuple[str, Any]]:
+    """Yield the names and tensors of parameters, and of the moments that optimizers keep for them.
+
+    Args:
+        models: torch modules.
+        optimizers: torch optimizers, or wrappers with `state`. One that keeps its state by other keys than
+            the parameters, as those that spread it over ranks do, adds nothing.
+    """
+    states = [state for one in optimizers if isinstance(state := getattr(one, "state", None), Mapping)]
+    for number, model in enumerate(models):
+        prefix = f"{number}." if number else ""
+        for name, parameter in model.named_parameters():
+            if _is_spread(parameter):
+                continue
+            yield prefix + name, parameter
+            for state in states:
+                moments = state.get(parameter)
+                for key, value in moments.items() if isinstance(moments, Mapping) else ():
+                    if getattr(value, "shape", None) == parameter.shape and not _is_spread(value):
+                        yield f"{key} of {prefix}{name}", value
+
+
+def digests(tensors: Sequence[Any]) -> list[int]:
+    """Return the digest of each tensor. Waits for their devices, once for each."""
+    import torch
+
+    sums: dict[Any, list[tuple[int, Any]]] = {}
+    with torch.no_grad():
+        for position, tensor in enumerate(tensors):
+            total = _bits(tensor).sum(dtype=torch.int64)
+            sums.setdefault(total.device, []).append((position, total))
+        found = [0] * len(tensors)
+        for parts in sums.values():
+            values = torch.stack([total for _, total in parts]).tolist()
+            for (position, _), value in zip(parts, values, strict=True):
+                found[position] = value
+    return found
+
+
+def combined(values: Sequence[int]) -> int:
+    """Return one number of 63 bits for several digests."""
+    packed = struct.pack(f"<{len(values)}q", *values)
+    return int.from_bytes(hashlib.blake2b(packed, digest_size=8).digest(), "little") >> 1
+
+
+def minority(values: Sequence[int]) -> tuple[int, ...]:
+    """Return the positions whose value differs from that of more than half of all; empty without one."""
+    value, count = Counter(values).most_common(1)[0]
+    if 2 * count <= len(values):
+        return ()
+    return tuple(position for position, one in enumerate(values) if one != value)
+
+
+def differing_element(tensor: Any, gather: Gather) -> tuple[int, tuple[int, ...]]:
+    """Return the position of the element in which ranks differ most, and the bits of each rank's value.
+
+    Args:
+        tensor: that differs between ranks.
+        gather: returns every rank's values, by rank; called twice, on all ranks alike.
+    """
+    import torch
+
+    with torch.no_grad():
+        bits = _bits(tensor)
+        length = -(-bits.numel() // MOST_PARTS)
+        sums = [int(part.sum(dtype=torch.int64)) for part in bits.split(length)]
+        columns = zip(*gather(sums), strict=True)
+        first = next(number for number, column in enumerate(columns) if len(set(column)) > 1) * length
+        values = tensor.detach().reshape(-1)[first : first + length].double().tolist()
+    found = list(zip(*gather([to_bits(value) for value in values]), strict=True))
+    different = [number for number, column in enumerate(found) if len(set(column)) > 1]
+    worst = max(different, key=lambda number: _spread(found[number]), default=0)
+    return first + worst, found[worst]
+
+
+def element(tensor: Any, position: int) -> float:
+    """Return one element of a tensor."""
+    return float(tensor.detach().reshape(-1)[position])
+
+
+def far_from(value: float, bits: Sequence[int]) -> tuple[int, ...]:
+    """Return the ranks whose value is far from the right one, compared with the nearest rank.
+
+    A wrong value on one rank changes the gradients of all in later steps, so no rank may have the right one.
+
+    Args:
+        value: the right one.
+        bits: of the value of each rank.
+    """
+    distances = [_distance(from_bits(one), value) for one in bits]
+    nearest = min(distances)
+    return tuple(rank for rank, distance in enumerate(distances) if distance > FAR * nearest)
+
+
+def _distance(first: float, second: float) -> float:
+    distance = abs(first - second)
+    return math.inf if math.isnan(distance) else distance
+
+
+def _spread(bits: Sequence[int]) -> float:
+    values = [from_bits(one) for one in bits]
+    return max(_distance(values[0], value) for value in values)
+
+
+def _bits(tensor: Any) -> Any:
+    """Return the elements of a tensor as integers of the same bits."""
+    import torch
+
+    integers = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+    flat = tensor.detach().reshape(-1)
+    if flat.is_complex():
+        flat = torch.view_as_real(flat).reshape(-1)
+    return flat.view(integers[flat.element_size()])
+
+
+def _is_spread(tensor: Any) -> bool:
+    # a DTensor has its part by this method; DeepSpeed's ZeRO-3 leaves parameters empty
+    return hasattr(tensor, "to_local") or not hasattr(tensor, "numel") or tensor.numel() == 0

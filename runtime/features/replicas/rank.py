@@ -1,0 +1,185 @@
+"""Replicas in a rank: compare after every so many steps, and end the attempt if ranks differ.
+
+The ranks compare one number first, and the digests of all tensors only if it differs. What differs at the
+first comparison of a call, as local parameters do, is excluded from then on, which a checkpoint remembers. A
+layout that spreads parameters over ranks has no second copy of them, so nothing is compared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from grpo_run.runtime.features.replicas._digests import (
+    combined,
+    differing_element,
+    digests,
+    element,
+    far_from,
+    minority,
+    tensors_in_common,
+)
+from grpo_run.runtime.features.replicas.events import ReplicaNamed, ReplicasCompared
+from grpo_run.runtime.features.replicas.settings import Difference, RankReplicas, ReplicaSettings
+from grpo_run.runtime.rank.points import CallPoints, RankFeature
+from grpo_run.runtime.rank.session import Session
+from grpo_run.runtime.rank.trainer_facts import REPLICATED
+from grpo_run.watchdog.causes import Cause
+from grpo_run.watchdog.observation import Alarm
+from grpo_run.watchdog.text import counted, rank_names
+
+LAYOUTS = (REPLICATED, "deepspeed-zero0", "deepspeed-zero1", "deepspeed-zero2")
+"""In which every rank holds all parameters."""
+STATE = "replicas"
+ADVICE = (
+    "Test the device of the rank before it is used again: nvidia-smi -q -d ECC, and dcgmi diag -r 3.",
+    "If a script changes parameters on one rank on purpose, switch this off: --compare-every 0.",
+)
+
+
+class Comparison:
+    """What the ranks of one call hold in common.
+
+    Args:
+        told: differences of earlier attempts.
+    """
+
+    def __init__(self, session: Session, points: CallPoints, every: int, told: RankReplicas) -> None:
+        self._session = session
+        self._points = points
+        self._every = every
+        self._open = [one for one in told.open if one.train_call == points.train_call]
+        self._told = False
+        self._excluded: set[str] | None = None
+        self._agreed = 0
+
+    def end_step(self, step: int) -> None:
+        """Compare, if it is time to, or if the script saves after this step. Collective."""
+        saves = int(getattr(getattr(self._points.trainer, "state", None), "save_steps", 0) or 0)
+        if step % self._every and not (saves and step % saves == 0):
+            return
+        found = tensors_in_common(self._points.models, self._optimizers())
+        tensors = {name: tensor for name, tensor in found if name not in (self._excluded or ())}
+        values = digests(list(tensors.values()))
+        gather = self._session.votes.gather
+        rows = gather([len(values), combined(values)])
+        if len({count for count, _ in rows}) > 1:
+            self._begin(tensors, set(tensors))  # not the same tensors on all ranks
+            return
+        sums = [value for _, value in rows]
+        if len(set(sums)) == 1:
+            self._agree(step, tensors)
+            return
+        columns = zip(*gather(values), strict=True)
+        wrong = [name for name, column in zip(tensors, columns, strict=True) if len(set(column)) > 1]
+        if self._excluded is None:
+            self._begin(tensors, set(wrong))
+            self._agreed = step
+        else:
+            position, bits = differing_element(tensors[wrong[0]], gather)
+            self._differ(step, wrong, position, bits, minority(sums))
+
+    def state(self) -> dict[str, Any]:
+        """Return what a checkpoint holds, as plain JSON values."""
+        if self._excluded is None:
+            return {}
+        return {STATE: {"excluded": sorted(self._excluded), "agreed": self._agreed}}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Restore what `state` returned; nothing from a checkpoint without it."""
+        match state.get(STATE):
+            case {"excluded": [*names], "agreed": int(agreed)}:
+                self._excluded, self._agreed = set(map(str, names)), agreed
+
+    def _optimizers(self) -> Iterable[Any]:
+        optimizer = getattr(self._points.trainer, "optimizer", None)  # made after the call has begun
+        return () if optimizer is None else (optimizer,)
+
+    def _begin(self, tensors: Mapping[str, Any], excluded: set[str]) -> None:
+        """Note what is compared from here on."""
+        if self._excluded is None and excluded and self._session.is_main:
+            first = next(name for name in tensors if name in excluded)
+            self._session.warn(
+                f"{len(excluded)} of {counted(len(tensors), 'tensor')} differ between ranks, first {first}:"
+                " they are not compared"
+            )
+        self._excluded = (self._excluded or set()) | excluded
+        self._tell(len(tensors) - len(excluded))
+
+    def _tell(self, tensors: int) -> None:
+        self._told = True
+        if self._session.is_main:
+            self._session.journal.write(
+                ReplicasCompared(
+                    rank=0,
+                    train_call=self._points.train_call,
+                    tensors=tensors,
+                    excluded=len(self._excluded or ()),
+                )
+            )
+
+    def _agree(self, step: int, tensors: Mapping[str, Any]) -> None:
+        """All ranks are equal; if they were not at this step before, the ranks that were wrong are known."""
+        if self._excluded is None:
+            self._excluded = set()
+        if not self._told:
+            self._tell(len(tensors))
+        self._agreed = step
+        for one in [one for one in self._open if one.step == step and one.name in tensors]:
+            self._open.remove(one)
+            if not self._session.is_main:
+                continue
+            ranks = far_from(element(tensors[one.name], one.position), one.bits)
+            self._session.journal.write(
+                ReplicaNamed(rank=0, step=step, train_call=one.train_call, ranks=ranks)
+            )
+            shows = f"{rank_names(ranks)} computed wrongly" if ranks else "no rank that was wrong alone"
+            self._session.warn(f"the exact repetition of step {step} shows {shows}")
+
+    def _differ(
+        self, step: int, wrong: Sequence[str], position: int, bits: tuple[int, ...], ranks: tuple[int, ...]
+    ) -> None:
+        found = Difference(
+            train_call=self._points.train_call,
+            step=step,
+            agreed=self._agreed,
+            count=len(wrong),
+            name=wrong[0],
+            position=position,
+            bits=bits,
+            ranks=ranks,
+        )
+        who = f"{rank_names(ranks, capitalize=True)} and the others" if ranks else "The ranks"
+        since = f"; they were equal after step {found.agreed}" if found.agreed else ""
+        self._points.alarm = self._points.alarm or Alarm(
+            cause=str(Cause.replicas_differ),
+            step=step,
+            sentence=(
+                f"{who} hold different values of {counted(found.count, 'tensor')} after step {step}, first of"
+                f" {found.name}{since}."
+            ),
+            signature=f"replicas:step{step}",
+            advice=ADVICE,
+            details=found.model_dump(mode="json"),
+        )
+
+
+class ReplicasPart(RankFeature):
+    """Replicas at the points of a rank."""
+
+    name = ReplicaSettings.NAME
+
+    def call(self, session: Session, points: CallPoints) -> None:
+        """Compare after the steps of a call, if ranks hold parameters in common."""
+        every = session.config.of(ReplicaSettings).every
+        if not every or session.world_size == 1:
+            return
+        if points.facts is not None and points.facts.layout not in LAYOUTS:
+            return
+        told = RankReplicas.model_validate(session.settings.features.get(self.name) or {})
+        comparison = Comparison(session, points, every, told)
+        points.step_ends.append(comparison.end_step)
+        points.states.append(comparison)
+
+
+PART = ReplicasPart()

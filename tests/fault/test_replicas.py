@@ -1,0 +1,67 @@
+"""A rank whose device computes wrongly is found and named, and the run ends in the weights of one in which
+none does.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from support.references import undisturbed
+from support.runs import SCRIPTS, Runs, digest
+from support.trainer_and_loop import TRAINER
+
+STEPS = ("--max-steps", "12", "--save-steps", "4")
+FLIPS = str(SCRIPTS / "flips.py")
+
+
+@pytest.mark.parametrize(
+    ("what", "at"),
+    [
+        ("weight", 6),
+        pytest.param("weight", 8, marks=pytest.mark.full),
+        pytest.param("moment", 7, marks=pytest.mark.full),
+        pytest.param("gradient", 6, marks=pytest.mark.full),
+    ],
+)
+def test_a_flipped_bit_is_found_and_its_rank_is_named(what: str, at: int, runs: Runs, tmp_path: Path) -> None:
+    """With two ranks by an exact repetition, which changes nothing else."""
+    run = (
+        runs("--nproc-per-node", "2", "--compare-every", "4", FLIPS, "--output-dir", "out", *STEPS,
+             "--flip", what, "--flip-at", str(at))
+        .start()
+        .ended()
+    )  # fmt: skip
+    assert digest(tmp_path / "out") == undisturbed(TRAINER, 12)
+    (recovery,) = run.status()["recoveries"]
+    assert (recovery["cause"], recovery["step"]) == ("replicas_differ", 8)
+    (named,) = run.events("replica_named")
+    assert (named["step"], named["ranks"]) == (8, [1])
+    assert "shows rank 1 computed wrongly" in run.printed()
+
+
+@pytest.mark.full
+def test_of_four_ranks_the_majority_is_right(runs: Runs, tmp_path: Path) -> None:
+    """The verdict names the rank before anything is repeated."""
+    run = (
+        runs("--nproc-per-node", "4", "--compare-every", "4", FLIPS, "--output-dir", "out", *STEPS,
+             "--flip-at", "6", "--flip-rank", "2")
+        .start()
+        .ended()
+    )  # fmt: skip
+    (verdict,) = run.verdicts()
+    assert verdict["sentence"].startswith("Rank 2 and the others hold different values of ")
+    assert verdict["guard"]["ranks"] == [2]
+    assert run.events("replica_named") == []
+
+
+@pytest.mark.full
+def test_ranks_that_differ_again_end_the_run(runs: Runs) -> None:
+    """A device that stays wrong is not trained on."""
+    run = (
+        runs("--nproc-per-node", "2", "--compare-every", "4", FLIPS, "--output-dir", "out", *STEPS,
+             "--flip-at", "6", "--times", "9")
+        .start()
+        .ended(93)
+    )  # fmt: skip
+    assert [event["action"] for event in run.events("action")] == ["restart_from_earlier_checkpoint", "stop"]

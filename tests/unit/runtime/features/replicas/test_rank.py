@@ -1,0 +1,156 @@
+"""What is compared, when, and what follows; over ranks in threads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from support.vote_groups import run_ranks, thread_votes
+
+from grpo_run.runtime.event import as_record
+from grpo_run.runtime.features.replicas.rank import PART
+from grpo_run.runtime.features.replicas.settings import Difference, RankReplicas, ReplicaSettings
+from grpo_run.runtime.rank.points import CallPoints
+from grpo_run.runtime.rank.vote import to_bits
+
+
+class Rank:
+    """One rank of a call, with a model of two tensors."""
+
+    def __init__(self, rank: int, votes: Any, open: tuple[Difference, ...] = (), layout: str = "ddp") -> None:
+        self.journal: list[dict[str, Any]] = []
+        self.warned: list[str] = []
+        self.model = torch.nn.Linear(4, 4)
+        torch.nn.init.ones_(self.model.weight)
+        torch.nn.init.zeros_(self.model.bias)
+        told = RankReplicas(open=open).model_dump(mode="json")
+        session: Any = SimpleNamespace(
+            rank=rank, is_main=rank == 0, world_size=8, votes=votes, warn=self.warned.append,
+            settings=SimpleNamespace(features={PART.name: told}),
+            config=SimpleNamespace(of=lambda kind: ReplicaSettings(every=10)),
+            journal=SimpleNamespace(write=lambda event: self.journal.append(as_record(event))),
+        )  # fmt: skip
+        trainer = SimpleNamespace(state=SimpleNamespace(save_steps=25), optimizer=None)
+        facts: Any = SimpleNamespace(layout=layout)
+        self.points = CallPoints(
+            train_call=1, trainer=trainer, facts=facts, models=[self.model], hooks=ExitStack()
+        )
+        PART.call(session, self.points)
+
+    def step(self, number: int) -> None:
+        """End a step."""
+        for ends in self.points.step_ends:
+            ends(number)
+
+    def flip(self, position: int = 0) -> None:
+        """Change a bit of one element."""
+        self.model.weight.data.reshape(-1).view(torch.int32)[position] ^= 1 << 22
+
+
+@pytest.fixture
+def make_ranks() -> Callable[..., list[Rank]]:
+    """Makes the ranks of a call."""
+
+    def make(count: int = 2, *given: Any, **named: Any) -> list[Rank]:
+        return [Rank(rank, votes, *given, **named) for rank, votes in enumerate(thread_votes(count))]
+
+    return make
+
+
+def together(ranks: list[Rank], *steps: int) -> None:
+    """Let all ranks end the same steps."""
+    for step in steps:
+        run_ranks(*(lambda rank=rank, step=step: rank.step(step) for rank in ranks))  # type: ignore[misc]
+
+
+def test_equal_ranks_go_on_and_are_compared_seldom(make_ranks: Callable[..., list[Rank]]) -> None:
+    """Every so many steps, and when the script saves."""
+    ranks = make_ranks()
+    together(ranks, *range(1, 51))
+    assert [rank.points.alarm for rank in ranks] == [None, None]
+    (event,) = ranks[0].journal
+    assert (event["event"], event["tensors"], event["excluded"]) == ("replicas_compared", 2, 0)
+    assert ranks[0].points.state()["replicas"]["agreed"] == 50
+    votes: Any = ranks[1].points.step_ends[0].__self__._session.votes  # type: ignore[attr-defined]
+    assert votes.count == 6  # 10, 20, 25, 30, 40, 50
+
+
+def test_a_rank_that_differs_ends_the_attempt_on_all(make_ranks: Callable[..., list[Rank]]) -> None:
+    """With what the supervisor needs to go back, and to name the rank later."""
+    ranks = make_ranks()
+    together(ranks, 10)
+    ranks[1].flip(5)
+    together(ranks, 20)
+    alarms = [rank.points.alarm for rank in ranks]
+    assert alarms[0] == alarms[1]
+    assert alarms[0] is not None
+    assert alarms[0].sentence == (
+        "The ranks hold different values of 1 tensor after step 20, first of weight; they were equal after"
+        " step 10."
+    )
+    found = Difference.model_validate(alarms[0].details)
+    assert (found.agreed, found.name, found.position, found.ranks) == (10, "weight", 5, ())
+
+
+def test_a_majority_names_the_rank(make_ranks: Callable[..., list[Rank]]) -> None:
+    """Of three ranks and more."""
+    ranks = make_ranks(3)
+    together(ranks, 10)
+    ranks[2].flip()
+    together(ranks, 20)
+    assert all(rank.points.alarm is not None for rank in ranks)
+    assert ranks[0].points.alarm is not None
+    assert ranks[0].points.alarm.details["ranks"] == [2]
+
+
+def test_what_is_a_ranks_own_is_never_compared(make_ranks: Callable[..., list[Rank]]) -> None:
+    """It differs at the first comparison; one line says so, and a checkpoint remembers it."""
+    ranks = make_ranks()
+    ranks[1].flip()
+    together(ranks, 10)
+    assert ranks[0].warned == ["1 of 2 tensors differ between ranks, first weight: they are not compared"]
+    resumed = make_ranks()
+    for before, after in zip(ranks, resumed, strict=True):
+        after.points.load(before.points.state())
+    resumed[0].flip()
+    together(resumed, 20)
+    assert [rank.points.alarm for rank in resumed] == [None, None]
+    with torch.no_grad():
+        resumed[0].model.bias += 1
+    together(resumed, 30)
+    assert all(rank.points.alarm is not None for rank in resumed)
+
+
+def test_ranks_with_models_of_their_own_are_not_compared(make_ranks: Callable[..., list[Rank]]) -> None:
+    """As stages of a pipeline."""
+    ranks = make_ranks()
+    del ranks[1].model.bias
+    together(ranks, 10, 20)
+    assert [rank.points.alarm for rank in ranks] == [None, None]
+    assert ranks[0].journal[0]["tensors"] == 0
+
+
+def test_a_repetition_names_the_rank_that_was_wrong(make_ranks: Callable[..., list[Rank]]) -> None:
+    """By the value of one element after the same step."""
+    earlier = Difference(
+        train_call=1, step=20, agreed=10, count=1, name="weight", position=5, ranks=(),
+        bits=(to_bits(7.0), to_bits(1.0)),
+    )  # fmt: skip
+    ranks = make_ranks(2, (earlier,))
+    together(ranks, 10, 20, 30)
+    (named,) = [event for event in ranks[0].journal if event["event"] == "replica_named"]
+    assert (named["step"], list(named["ranks"])) == (20, [0])
+    assert ranks[0].warned == ["the exact repetition of step 20 shows rank 0 computed wrongly"]
+
+
+@pytest.mark.parametrize("layout", ["fsdp1", "fsdp2", "deepspeed-zero3", "tensor-parallel"])
+def test_what_is_spread_over_ranks_has_no_second_copy(
+    layout: str, make_ranks: Callable[..., list[Rank]]
+) -> None:
+    """Nothing is called at a step."""
+    (rank,) = make_ranks(1, layout=layout)
+    assert rank.points.step_ends == []
