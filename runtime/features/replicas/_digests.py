@@ -140,5 +140,7 @@ def _bits(tensor: Any) -> Any:
 
 
 def _is_spread(tensor: Any) -> bool:
-    # a DTensor has its part by this method; DeepSpeed's ZeRO-3 leaves parameters empty
-    return hasattr(tensor, "to_local") or not hasattr(tensor, "numel") or tensor.numel() == 0
+    # a DTensor has its part by this method; ZeRO-3 leaves parameters empty, and offloading has none
+    return (
+        hasattr(tensor, "to_local") or not hasattr(tensor, "numel") or tensor.numel() == 0 or tensor.is_meta
+    )

@@ -31,6 +31,8 @@ from grpo_run.watchdog.text import counted, rank_names
 LAYOUTS = (REPLICATED, "deepspeed-zero0", "deepspeed-zero1", "deepspeed-zero2")
 """In which every rank holds all parameters."""
 STATE = "replicas"
+_UNREADABLE = -1
+"""In place of the number of tensors."""
 ADVICE = (
     "Test the device of the rank before it is used again: nvidia-smi -q -d ECC, and dcgmi diag -r 3.",
     "If a script changes parameters on one rank on purpose, switch this off: --compare-every 0.",
@@ -49,6 +51,7 @@ class Comparison:
         self._points = points
         self._every = every
         self._open = [one for one in told.open if one.train_call == points.train_call]
+        self._off = False
         self._told = False
         self._excluded: set[str] | None = None
         self._agreed = 0
@@ -56,13 +59,24 @@ class Comparison:
     def end_step(self, step: int) -> None:
         """Compare, if it is time to, or if the script saves after this step. Collective."""
         saves = int(getattr(getattr(self._points.trainer, "state", None), "save_steps", 0) or 0)
-        if step % self._every and not (saves and step % saves == 0):
+        if self._off or (step % self._every and not (saves and step % saves == 0)):
             return
         found = tensors_in_common(self._points.models, self._optimizers())
         tensors = {name: tensor for name, tensor in found if name not in (self._excluded or ())}
-        values = digests(list(tensors.values()))
         gather = self._session.votes.gather
-        rows = gather([len(values), combined(values)])
+        try:
+            values = digests(list(tensors.values()))
+        except (RuntimeError, TypeError) as error:  # a kind of tensor whose bits cannot be read
+            self._session.warn_in_journal(
+                f"parameters are not compared: {type(error).__name__}: {error}"[:500]
+            )
+            values, tensors = [], {}
+            rows = gather([_UNREADABLE, 0])
+        else:
+            rows = gather([len(values), combined(values)])
+        if any(count == _UNREADABLE for count, _ in rows):
+            self._off = True
+            return
         if len({count for count, _ in rows}) > 1:
             self._begin(tensors, set(tensors))  # not the same tensors on all ranks
             return

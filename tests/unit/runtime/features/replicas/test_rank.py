@@ -30,6 +30,7 @@ class Rank:
         told = RankReplicas(open=open).model_dump(mode="json")
         session: Any = SimpleNamespace(
             rank=rank, is_main=rank == 0, world_size=8, votes=votes, warn=self.warned.append,
+            warn_in_journal=self.warned.append,
             settings=SimpleNamespace(features={PART.name: told}),
             config=SimpleNamespace(of=lambda kind: ReplicaSettings(every=10)),
             journal=SimpleNamespace(write=lambda event: self.journal.append(as_record(event))),
@@ -132,6 +133,16 @@ def test_ranks_with_models_of_their_own_are_not_compared(make_ranks: Callable[..
     together(ranks, 10, 20)
     assert [rank.points.alarm for rank in ranks] == [None, None]
     assert ranks[0].journal[0]["tensors"] == 0
+
+
+def test_a_tensor_that_cannot_be_read_ends_the_comparisons(make_ranks: Callable[..., list[Rank]]) -> None:
+    """On all ranks; the run goes on, and the metric stays 0."""
+    ranks = make_ranks()
+    ranks[1].model.bias = torch.nn.Parameter(torch.zeros(4).to_sparse())
+    together(ranks, 10, 20)
+    assert [rank.points.alarm for rank in ranks] == [None, None]
+    assert "parameters are not compared: " in ranks[1].warned[0]
+    assert ranks[0].journal == []
 
 
 def test_a_repetition_names_the_rank_that_was_wrong(make_ranks: Callable[..., list[Rank]]) -> None:
