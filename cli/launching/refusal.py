@@ -51,7 +51,7 @@ def _told(kind: str, endpoint: str, run_id: str, address: str, why: str) -> bool
     place, deadline = rendezvous_names.endpoint(parameters), time.monotonic() + TELL_SECONDS
     if kind != "c10d" or rendezvous_names.serves(parameters):
         return False
-    print(f"grpo-run: refused; telling the other hosts at {endpoint}", file=sys.stderr)
+    print(f"grpo-run: {why}; telling the other hosts at {endpoint}", file=sys.stderr)
     told = False
     while not told and time.monotonic() < deadline:
         time.sleep(LOOK_SECONDS)

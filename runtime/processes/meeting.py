@@ -300,7 +300,7 @@ class Meeting(RendezvousHandler):
         with contextlib.suppress(RendezvousConnectionError):  # the endpoint is gone: all know
             if finished and not self._serves and self._endpoint_node:  # the host that serves it tells
                 return
-            if exit_code == EXIT_GAVE_UP and not (had_ranks or self._serves):
+            if exit_code == EXIT_GAVE_UP and not (had_ranks or self._serves or self._read().ended):
                 rendezvous_names.refuse(self._backend, this.addr, sentence.rstrip("."))
                 return
             rendezvous_names.end(
