@@ -13,6 +13,7 @@ import socket
 import sys
 import time
 from collections.abc import Sequence
+from itertools import takewhile
 
 from grpo_run.cli.command_parser import CommandParser
 from grpo_run.runtime.errors import UsageError
@@ -21,7 +22,6 @@ from grpo_run.runtime.processes.signs_of_life import LOOK_SECONDS, Answer, probe
 
 TELL_SECONDS = 15.0
 """For hosts that are started at the same time: the one of the endpoint has to import torch first."""
-UNTOLD = "The other hosts wait for this one meanwhile: start it again, or stop them."
 OPTIONS = ("nnodes", "rdzv_backend", "rdzv_endpoint", "rdzv_id", "local_addr")
 
 
@@ -37,9 +37,13 @@ def tell_others(arguments: Sequence[str], error: UsageError) -> None:
         default = os.environ.get(f"PET_{name.upper()}", getattr(TorchrunOptions, name))
         parser.add_argument(f"--{name.replace('_', '-')}", f"--{name}", default=default)
     with contextlib.suppress(ValueError):  # the mistake is in one of them
-        nodes, *where, address = vars(parser.parse_known_args(arguments)[0]).values()
+        # the words of the script may look like options
+        words = [
+            *takewhile(lambda word: word not in ("-m", "--module", "--") and word[-3:] != ".py", arguments)
+        ]
+        nodes, *where, address = vars(parser.parse_known_args(words)[0]).values()
         if int(nodes.rpartition(":")[2]) > 1 and not _told(*where, address or socket.getfqdn(), why):
-            error.args = (f"{why}. {UNTOLD}",)
+            error.args = (f"{why}. The other hosts wait for this one: start it again, or stop them.",)
 
 
 def _told(kind: str, endpoint: str, run_id: str, address: str, why: str) -> bool:

@@ -238,10 +238,9 @@ class Meeting(RendezvousHandler):
             )
             if why and (now := self._read()).ended is None:  # else it has said why
                 lost = f"Host {node.addr} is lost: {why}."
-                row = now.in_a_row.get(node.addr, 0)
-                if node in members:
-                    text = text or lost
-                    row = outside_hosts.losses_in_a_row(row, asked_at - signs.seen_at)
+                before_it, lasted_seconds = now.in_a_row.get(node.addr, 0), asked_at - signs.seen_at
+                row = outside_hosts.losses_in_a_row(before_it, lasted_seconds, had_ranks=node in members)
+                text = text or (lost if node in members else "")
                 rendezvous_names.declare_lost(self._backend, node, lost, row)
         return text
 
@@ -337,10 +336,11 @@ class Meeting(RendezvousHandler):
         seen = rendezvous_names.view(self._handler)
         if seen.is_spare:
             return f"waiting at {self.place} as a spare: {counted(len(seen.participants), 'host')} have ranks"
-        if rendezvous_names.this_node(self._handler) in seen.apart:
-            return f"waiting at {self.place} until the other hosts do not suffice"
+        if seen.complete and len(seen.participants) >= self._needed:
+            apart = rendezvous_names.this_node(self._handler) in seen.apart
+            return f"waiting at {self.place} until the others {'need it' if apart else 'restart their ranks'}"
         if len(seen.participants) >= self._needed and not seen.complete:
-            return f"{counted(len(seen.participants), 'host')} are at {self.place} and wait a moment for more"
+            return f"{counted(len(seen.participants), 'host')} at {self.place}, waiting a moment for more"
         missing = f"{self._missing()} of {counted(self._needed, 'host')}"
         return f"waiting for {missing} at {self.place}, {clock}{outside_hosts.needed_text(seen)}"
 

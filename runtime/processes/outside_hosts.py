@@ -21,14 +21,15 @@ LET_BACK = "readmit"
 """Key of `--rdzv-conf` with which a user lets such a host take part again."""
 
 
-def losses_in_a_row(before: int, lasted_seconds: float) -> int:
-    """Return how often a host was lost in a row.
+def losses_in_a_row(before: int, lasted_seconds: float, *, had_ranks: bool) -> int:
+    """Return how often a host was lost in a row that is lost now.
 
     Args:
-        before: the last time that it was lost.
+        before: how often it was before.
         lasted_seconds: how long it was there since it was started again.
+        had_ranks: else it disturbs nobody.
     """
-    return 1 if lasted_seconds >= ROW_SECONDS else before + 1
+    return before if not had_ranks else 1 if lasted_seconds >= ROW_SECONDS else before + 1
 
 
 def why_apart(seen: View, node: Any, needed: int) -> str:

@@ -127,8 +127,8 @@ def refuse(backend: Any, address: str, why: str) -> bool:
     """
 
     def change(state: Any) -> None:
-        if not any(node.addr == address and node.pid != os.getpid() for node in state.last_heartbeats):
-            _put(state, REFUSED, address, why)
+        present = any(node.addr == address and node.pid != os.getpid() for node in state.last_heartbeats)
+        _put(state, REFUSED, address, None if present else why)
 
     return _write(backend, change)
 

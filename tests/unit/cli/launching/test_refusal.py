@@ -18,7 +18,7 @@ from grpo_run.runtime.upstream import rendezvous_names
 
 BAD = ("train.py", "--nnodes", "1")
 """What follows the script is the script's."""
-WAITS = "The other hosts wait for this one meanwhile: start it again, or stop them."
+WAITS = "The other hosts wait for this one: start it again, or stop them."
 
 
 @pytest.fixture
@@ -49,7 +49,11 @@ def _refused(backend: C10dRendezvousBackend) -> dict[str, str]:
 
 @pytest.mark.parametrize(
     ("wrong", "said"),
-    [(("--stop-timeout", "soon"), "--stop-timeout soon"), (("--no-such",), "--no-such"), ((), "missing.py")],
+    [
+        (("--stop-timeout", "soon"), "--stop-timeout: invalid"),
+        (("--no-such",), "--no-such"),
+        ((), "missing.py"),
+    ],
 )
 def test_the_others_are_told_why_a_host_does_not_come(
     elsewhere: C10dRendezvousBackend, capsys: pytest.CaptureFixture[str], wrong: tuple[str, ...], said: str

@@ -302,7 +302,7 @@ def test_a_host_that_was_lost_twice_waits_apart_until_it_is_needed() -> None:
     _until(lambda: hasattr(there.written, "grpo_run_apart"))
     there.is_closed()
     assert "lost 2 times in a row" in back.outside()["node1"]
-    assert back.wait_text() == "waiting at node0:29500 until the other hosts do not suffice"
+    assert back.wait_text() == "waiting at node0:29500 until the others need it"
     assert joining.is_alive()
     there.written.participants = {ONE: 0}
     joining.join(5)
