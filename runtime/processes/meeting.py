@@ -238,8 +238,9 @@ class Meeting(RendezvousHandler):
             )
             if why and (now := self._read()).ended is None:  # else it has said why
                 lost = f"Host {node.addr} is lost: {why}."
-                before_it, lasted_seconds = now.in_a_row.get(node.addr, 0), asked_at - signs.seen_at
-                row = outside_hosts.losses_in_a_row(before_it, lasted_seconds, had_ranks=node in members)
+                row, lasted_seconds = now.in_a_row.get(node.addr, 0), asked_at - signs.seen_at
+                if node in members - now.lost.keys():  # torch may drop it a look later
+                    row = outside_hosts.losses_in_a_row(row, lasted_seconds)
                 text = text or (lost if node in members else "")
                 rendezvous_names.declare_lost(self._backend, node, lost, row)
         return text

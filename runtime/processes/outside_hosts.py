@@ -21,15 +21,14 @@ LET_BACK = "readmit"
 """Key of `--rdzv-conf` with which a user lets such a host take part again."""
 
 
-def losses_in_a_row(before: int, lasted_seconds: float, *, had_ranks: bool) -> int:
-    """Return how often a host was lost in a row that is lost now.
+def losses_in_a_row(before: int, lasted_seconds: float) -> int:
+    """Return how often a host with ranks was lost in a row that is lost now.
 
     Args:
         before: how often it was before.
         lasted_seconds: how long it was there since it was started again.
-        had_ranks: else it disturbs nobody.
     """
-    return before if not had_ranks else 1 if lasted_seconds >= ROW_SECONDS else before + 1
+    return 1 if lasted_seconds >= ROW_SECONDS else before + 1
 
 
 def why_apart(seen: View, node: Any, needed: int) -> str:
@@ -53,10 +52,8 @@ def why_apart(seen: View, node: Any, needed: int) -> str:
 
 def outside(seen: View) -> Mapping[str, str]:
     """Return what is said of the hosts that do not take part, by address, as clauses."""
-    return {
-        **{address: f"was refused: {why}" for address, why in seen.refused.items()},
-        **{node.addr: why for node, why in seen.apart.items()},
-    }
+    refused = {address: f"was refused: {why}" for address, why in seen.refused.items()}
+    return refused | {node.addr: why for node, why in seen.apart.items()}
 
 
 def needed_text(seen: View) -> str:

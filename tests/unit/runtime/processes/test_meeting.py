@@ -275,27 +275,30 @@ def test_a_change_of_members_has_names() -> None:
     assert meeting.change_text() == "host node1 restarts its ranks and host node2 joins"
 
 
-def _lost(meeting: Meeting, handler: Handler, network: Network) -> None:
-    """Let the other host be lost, and another process of it take its place."""
+def _lose(meeting: Meeting, handler: Handler, network: Network, node: Node) -> None:
+    """Let a host with ranks be lost, looked at again before torch has dropped it, and be replaced."""
     network.answers["node1"] = Answer.refused
-    meeting.look()
+    for _ in range(2):
+        meeting.look()
+    assert node in handler.written.grpo_run_lost
     network.answers["node1"] = Answer.accepted
+    again = Node("node1", node.pid + 1)
+    handler.written.participants, handler.written.last_heartbeats = {ONE: 0, again: 1}, {ONE: 0, again: 0}
     handler.is_closed()
+    meeting._places[again] = ("node1", 7)
     meeting.next_rendezvous()
-    meeting._signs.clear()
     meeting.look()
 
 
 def test_a_host_that_was_lost_twice_waits_apart_until_it_is_needed() -> None:
     """All are told why; it joins by itself, and what is said of it is over."""
     meeting, handler, network = _met(ONE)
-    for _ in range(2):
-        _lost(meeting, handler, network)
-    assert handler.written.grpo_run_lost_in_a_row == {"node1": 2}
+    for times in (1, 2):
+        _lose(meeting, handler, network, Node("node1", times))
+        assert handler.written.grpo_run_lost_in_a_row == {"node1": times}
     handler.written.participants = {ONE: 0, THREE: 1}
 
     back, there, _ = _met(THREE)
-    back._began_at = None
     there.written, there._this_node = handler.written, TWO
     joining = threading.Thread(target=back.next_rendezvous)
     joining.start()

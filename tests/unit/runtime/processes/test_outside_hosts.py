@@ -34,10 +34,9 @@ MEETING = replace(MET, complete=False)
 
 def test_losses_are_in_a_row_unless_the_host_lasted() -> None:
     """One that took part for an hour in between has not failed twice for one reason."""
-    assert losses_in_a_row(0, 5.0, had_ranks=True) == 1
-    assert losses_in_a_row(1, ROW_SECONDS - 1, had_ranks=True) == 2
-    assert losses_in_a_row(5, ROW_SECONDS, had_ranks=True) == 1
-    assert losses_in_a_row(1, 5.0, had_ranks=False) == 1
+    assert losses_in_a_row(0, 5.0) == 1
+    assert losses_in_a_row(1, ROW_SECONDS - 1) == 2
+    assert losses_in_a_row(5, ROW_SECONDS) == 1
 
 
 @pytest.mark.parametrize(
