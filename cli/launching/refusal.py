@@ -41,8 +41,9 @@ def tell_others(arguments: Sequence[str], error: UsageError) -> None:
         words = [
             *takewhile(lambda word: word not in ("-m", "--module", "--") and word[-3:] != ".py", arguments)
         ]
-        nodes, *where, address = vars(parser.parse_known_args(words)[0]).values()
-        if int(nodes.rpartition(":")[2]) > 1 and not _told(*where, address or socket.getfqdn(), why):
+        nodes, kind, endpoint, run_id, address = vars(parser.parse_known_args(words)[0]).values()
+        several = int(nodes.rpartition(":")[2]) > 1
+        if several and not _told(kind, endpoint, run_id, address or socket.getfqdn(), why):
             error.args = (f"{why}. The other hosts wait for this one: start it again, or stop them.",)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,9 @@ from support.trainer_and_loop import TRAINER
 
 pytestmark = [pytest.mark.skipif(bool(missing()), reason=missing()), pytest.mark.full]
 START_SECONDS = 180.0
-STEPS, HELD = 40, 6
+STEPS, HELD = 60, 6
+CHECKPOINT_SECONDS = 4.0
+"""Until one that is made is known, also to the host that waits."""
 RANGE = (
     str(SCRIPTS / "sft.py"), "--output-dir", "ours", "--max-steps", str(STEPS), "--save-steps", "4",
     "--per-device-train-batch-size", "2", "--gradient-accumulation-steps", "2", "--texts", "240",
@@ -40,7 +43,11 @@ def test_a_host_lost_twice_in_a_row_stays_out_while_the_others_suffice(tmp_path:
                 two.start()
                 if count == 1:  # it takes part after a checkpoint that is made while it waits
                     two.until(lambda events: "until the others restart their ranks" in two.printed())
-                    let(2 * HELD)
+                    for steps in range(HELD + 4, STEPS - 2 * HELD, 4):
+                        if len(two.events("attempt_started")) == 1:
+                            let(steps)
+                            time.sleep(CHECKPOINT_SECONDS)
+                    let(HELD)
             for run in (one, two):
                 run.until(lambda events, run=run: OUT in run.printed())
                 assert any(OUT in event["text"] for event in run.events("warning"))
