@@ -14,6 +14,7 @@ from typing import NoReturn
 
 from grpo_run.cli.launching.command import parse
 from grpo_run.cli.launching.display import CommandDisplay
+from grpo_run.cli.launching.refusal import tell_others
 from grpo_run.runtime.errors import EXIT_USAGE, UsageError
 from grpo_run.runtime.launching.request import RunRequest, RunResult
 from grpo_run.runtime.processes.starting import interpreter_command
@@ -21,7 +22,11 @@ from grpo_run.runtime.processes.starting import interpreter_command
 
 def main(arguments: Sequence[str]) -> int:
     """Launch and supervise; returns the run's exit code."""
-    return run(*parse(arguments))
+    try:
+        return run(*parse(arguments))
+    except UsageError as error:
+        tell_others(arguments, error)
+        raise
 
 
 def run(request: RunRequest, display: CommandDisplay) -> int:

@@ -39,16 +39,20 @@ class HostStatus:
         state: of the run, as its supervisor has told; empty if it never has.
         ranks: that it has.
         silent_seconds: for how long it was not heard; None for the host itself.
+        outside: why it does not take part, as a clause; empty if it does.
     """
 
     name: str
     state: str = ""
     ranks: tuple[RankPlace, ...] = ()
     silent_seconds: float | None = None
+    outside: str = ""
 
     @property
     def line(self) -> str:
         """What is shown of it."""
+        if self.outside:
+            return f"host {self.name} {self.outside}"
         texts = [rank_names([one.rank for one in self.ranks])] if self.ranks else []
         texts += [self.state or "nothing told yet"]
         steps = {one.step for one in self.ranks if one.step is not None}

@@ -136,7 +136,7 @@ def _supervise(
         note_signals()  # no signal may interrupt what follows
 
         def leave() -> None:
-            agent.leave(supervisor.exit_code, supervisor.sentence)
+            agent.leave(supervisor.exit_code, supervisor.sentence, had_ranks=supervisor.has_ranks)
 
         for part in (leave, supervisor.end_features, guardian.end, output.stop, screen.stop):
             try:

@@ -101,6 +101,9 @@ class AttemptController(Protocol):
     def hosts_awaited(self, text: str) -> None:
         """Other hosts are waited for, or no longer: then the text is empty."""
 
+    def hosts_outside(self, clauses: Mapping[str, str]) -> None:
+        """Which hosts do not take part, by address, and why; called again and again."""
+
 
 def _call_in_thread(function: Callable[[], None], meanwhile: Callable[[], None] = lambda: None) -> None:
     """Call a function in another thread, so that signals are handled and `meanwhile` is called until it ends.
@@ -195,6 +198,7 @@ class Agent(LocalElasticAgent):
         if self._meeting is not None:
             self._meeting.check()
             self._controller.hosts_awaited(self._meeting.wait_text())
+            self._controller.hosts_outside(self._meeting.outside())
 
     def _rendezvous_and_store(self, worker_group: WorkerGroup) -> None:
         super()._rendezvous(worker_group)
@@ -294,6 +298,7 @@ class Agent(LocalElasticAgent):
             exits = self._ranks.wait(min(interval, self._controller.seconds_to_poll()))
             self._helpers.poll()
             if self._meeting is not None:
+                self._controller.hosts_outside(self._meeting.outside())
                 if any(not exit.completed for exit in exits):
                     self._meeting.look_soon()
                 if self._meeting.lost:
@@ -351,10 +356,10 @@ class Agent(LocalElasticAgent):
             if self._meeting.lost:
                 raise HostsLostError(self._meeting.lost)
 
-    def leave(self, exit_code: int | None, sentence: str) -> None:
+    def leave(self, exit_code: int | None, sentence: str, *, had_ranks: bool) -> None:
         """Let the other hosts know how the run has ended here, if they must not wait for this one."""
         if self._meeting is not None:
-            self._meeting.leave(exit_code, sentence)
+            self._meeting.leave(exit_code, sentence, had_ranks=had_ranks)
 
     def _nodes_wait(self) -> bool:
         """Whether nodes wait to join. Asks the rendezvous, which may be on another machine, once per

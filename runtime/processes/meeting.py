@@ -7,7 +7,8 @@ at ports: the supervisor's loop does not wait for the network. Made by `runtime/
 the agent; decides nothing about the run.
 
 The host of the endpoint looks at all others and writes into torch's state which one is lost (see
-`signs_of_life.py`); torch then drops it everywhere. The others look at the endpoint. A host that is cut off
+`signs_of_life.py`); torch then drops it everywhere. One that is to stay out (`outside_hosts.py`) waits before
+it joins. The others look at the endpoint. A host that is cut off
 takes it for lost, as one cannot see from there which of the two it is.
 """
 
@@ -16,7 +17,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from collections.abc import Set as AbstractSet
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -32,6 +33,7 @@ from torch.distributed.elastic.rendezvous import (
 from torch.distributed.elastic.rendezvous import registry as rendezvous_registry
 
 from grpo_run.runtime.errors import EXIT_FINISHED, EXIT_GAVE_UP, EXIT_USAGE, HostsLostError
+from grpo_run.runtime.processes import outside_hosts
 from grpo_run.runtime.processes.signs_of_life import (
     AGAIN_SECONDS,
     LOOK_SECONDS,
@@ -115,14 +117,17 @@ class Meeting(RendezvousHandler):
         try:
             if self._handler is None:
                 self._connect()
+            if not self._serves:
+                self._wait_apart()
             info: RendezvousInfo = self._handler.next_rendezvous()
             self._settle()
         except RendezvousTimeoutError:
             missing = self._missing()
             verb = "has" if missing == 1 else "have"
+            named = outside_hosts.needed_text(rendezvous_names.view(self._handler))
             raise HostsLostError(
                 f"{missing} of {counted(self._needed, 'host')} {verb} not come to {self.place}"
-                f" within {self._limit_seconds} s."
+                f" within {self._limit_seconds} s{named}."
             ) from None
         except RendezvousConnectionError:
             raise HostsLostError(self._no_answer()) from None
@@ -139,7 +144,7 @@ class Meeting(RendezvousHandler):
             time.sleep(LOOK_SECONDS)
         rendezvous_names.name_uniquely()
         handler = rendezvous_registry.get_rendezvous_handler(self._parameters)
-        self._backend = rendezvous_names.connect(handler)
+        self._backend = rendezvous_names.connect((self._host, self._port), self._parameters.run_id)
         self._handler = handler
         node, store = rendezvous_names.this_node(self._handler), rendezvous_names.store(self._handler)
         with contextlib.suppress(DistError):  # then joining fails, too
@@ -150,6 +155,28 @@ class Meeting(RendezvousHandler):
                 store.set(f"{ALIVE_KEY}{node!r}", place)
         self._looking = threading.Thread(target=self._look_on, name="grpo-run-hosts", daemon=True)
         self._looking.start()
+
+    def _wait_apart(self) -> None:
+        """Return when this host may join: at once, unless it is to stay out."""
+        node, apart = rendezvous_names.this_node(self._handler), ""
+        if self._parameters.get_as_bool(outside_hosts.LET_BACK):
+            rendezvous_names.note(self._backend, rendezvous_names.IN_A_ROW, node.addr)
+        while not self._handler.is_closed():  # which reads the state
+            seen = rendezvous_names.view(self._handler)
+            if node.addr in seen.refused:
+                rendezvous_names.note(self._backend, rendezvous_names.REFUSED, node.addr)
+            why = outside_hosts.why_apart(seen, node, self._parameters.min_nodes)
+            if not why:
+                break
+            if not apart:
+                rendezvous_names.note(self._backend, rendezvous_names.APART, node, apart := why)
+            time.sleep(SOON_SECONDS)
+        if apart:
+            rendezvous_names.note(self._backend, rendezvous_names.APART, node)
+
+    def outside(self) -> Mapping[str, str]:
+        """Return what is said of the hosts that do not take part, by address, as clauses."""
+        return outside_hosts.outside(rendezvous_names.view(self._handler)) if self._handler else {}
 
     def _settle(self) -> None:
         """Remember whom the host has met, and who of them serves the endpoint."""
@@ -199,7 +226,7 @@ class Meeting(RendezvousHandler):
 
     def _look_at_hosts(self, members: AbstractSet[Any], seen: rendezvous_names.View) -> str:
         """Declare hosts lost that are; return which of the members is one, empty if none is."""
-        present = seen.participants.keys() | seen.waiting | seen.spares
+        present = seen.participants.keys() | seen.waiting | seen.spares | seen.apart.keys()
         gone = members - present
         before, self._gone = self._gone, gone  # one that leaves by itself waits a moment later
         others = (present | (gone - seen.lost.keys())) - {rendezvous_names.this_node(self._handler)}
@@ -209,10 +236,13 @@ class Meeting(RendezvousHandler):
             why = signs.why_lost(
                 answer, seen.beats.get(node), asked_at=asked_at, dropped=node in gone & before
             )
-            if why and self._read().ended is None:  # else it has said why
+            if why and (now := self._read()).ended is None:  # else it has said why
                 lost = f"Host {node.addr} is lost: {why}."
-                rendezvous_names.declare_lost(self._backend, node, lost)
+                row, lasted_seconds = now.in_a_row.get(node.addr, 0), asked_at - signs.seen_at
+                if node in members - now.lost.keys():  # torch may drop it a look later
+                    row = outside_hosts.losses_in_a_row(row, lasted_seconds)
                 text = text or (lost if node in members else "")
+                rendezvous_names.declare_lost(self._backend, node, lost, row)
         return text
 
     def _ask_host(self, node: Any) -> Answer:
@@ -244,18 +274,19 @@ class Meeting(RendezvousHandler):
         if self._handler is not None and (ended := rendezvous_names.view(self._handler).ended) is not None:
             raise HostsLostError(ended.sentence, exit_code=ended.exit_code)
 
-    def leave(self, exit_code: int | None, sentence: str) -> None:
+    def leave(self, exit_code: int | None, sentence: str, *, had_ranks: bool = True) -> None:
         """Let the other hosts know that this one has given up or was refused, and spares that the run has
         finished. Waits some seconds at most.
 
         Args:
             exit_code: of this host; with others, the others may go on without it.
             sentence: how the run ended here.
+            had_ranks: else it could not start them: the others go on without it, or wait for it.
         """
         if self._handler is None:
             return
         if exit_code in ENDS and not self._dead_endpoint:
-            _call(LEAVE_SECONDS, self._tell, exit_code, sentence)
+            _call(LEAVE_SECONDS, self._tell, exit_code, sentence, had_ranks)
         _call(CLOSE_SECONDS, self._confirm_end, rendezvous_names.view(self._handler))
         # a process that exits while a thread returns from C++ is aborted
         self._closed = True
@@ -264,10 +295,13 @@ class Meeting(RendezvousHandler):
         if self._looking is not None:
             self._looking.join(CLOSE_SECONDS)
 
-    def _tell(self, exit_code: int, sentence: str) -> None:
+    def _tell(self, exit_code: int, sentence: str, had_ranks: bool) -> None:
         this, finished = rendezvous_names.this_node(self._handler), exit_code == EXIT_FINISHED
         with contextlib.suppress(RendezvousConnectionError):  # the endpoint is gone: all know
             if finished and not self._serves and self._endpoint_node:  # the host that serves it tells
+                return
+            if exit_code == EXIT_GAVE_UP and not (had_ranks or self._serves or self._read().ended):
+                rendezvous_names.refuse(self._backend, this.addr, sentence.rstrip("."))
                 return
             rendezvous_names.end(
                 self._backend, this, exit_code, f"Host {this.addr} {ENDS[exit_code]}: {sentence}"
@@ -275,7 +309,7 @@ class Meeting(RendezvousHandler):
             while self._serves:  # what is written here goes with this process
                 seen = self._read()
                 others = seen.beats.keys() - (self._members.keys() if finished else set())
-                if seen.ended is None or others <= {*seen.ended.known_by, this}:
+                if seen.ended is None or others | seen.apart.keys() <= {*seen.ended.known_by, this}:
                     return
                 time.sleep(AGAIN_SECONDS)
 
@@ -303,9 +337,13 @@ class Meeting(RendezvousHandler):
         seen = rendezvous_names.view(self._handler)
         if seen.is_spare:
             return f"waiting at {self.place} as a spare: {counted(len(seen.participants), 'host')} have ranks"
+        if seen.complete and len(seen.participants) >= self._needed:
+            apart = rendezvous_names.this_node(self._handler) in seen.apart
+            return f"waiting at {self.place} until the others {'need it' if apart else 'restart their ranks'}"
         if len(seen.participants) >= self._needed and not seen.complete:
-            return f"{counted(len(seen.participants), 'host')} are at {self.place} and wait a moment for more"
-        return f"waiting for {self._missing()} of {counted(self._needed, 'host')} at {self.place}, {clock}"
+            return f"{counted(len(seen.participants), 'host')} at {self.place}, waiting a moment for more"
+        missing = f"{self._missing()} of {counted(self._needed, 'host')}"
+        return f"waiting for {missing} at {self.place}, {clock}{outside_hosts.needed_text(seen)}"
 
     def _missing(self) -> int:
         seen = rendezvous_names.view(self._handler)

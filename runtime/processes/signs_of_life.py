@@ -88,7 +88,7 @@ class Signs:
     """
 
     def __init__(self, now: float, *, reached: bool = False) -> None:
-        self._answered_at = self._beat_at = now
+        self.seen_at = self._answered_at = self._beat_at = now
         self._beat: Any = None
         self._reached = reached
 

@@ -56,6 +56,7 @@ class OtherHosts:
         self._own = HostStatus(name="")
         self._shown_at = 0.0
         self._joined = False
+        self._outside: Mapping[str, str] = {}
 
     def begin_attempt(self, exchange: HostExchange) -> None:
         """Talk to the hosts of a new attempt. The exchange of the last one ends: all have left it."""
@@ -77,13 +78,22 @@ class OtherHosts:
         self.exchange.publish(STATUS, pack(self._own))
         write_hosts(self._run.hosts, self.status())
 
+    def show_outside(self, clauses: Mapping[str, str]) -> list[str]:
+        """Show hosts that do not take part, and why, by name; return what is new of that."""
+        if clauses == self._outside:
+            return []
+        before, self._outside = self._outside, clauses
+        write_hosts(self._run.hosts, self.status())
+        return [f"host {name} {why}" for name, why in clauses.items() if before.get(name) != why]
+
     def status(self) -> tuple[HostStatus, ...]:
         """Return what is shown of every host; empty if there is one only."""
+        outside = tuple(HostStatus(name=name, outside=why) for name, why in self._outside.items())
         exchange = self.exchange
         if exchange is None:
-            return ()
+            return outside
         told = _unpacked(HostStatus, exchange.latest(STATUS)) | {exchange.node: self._own}
-        return tuple(
+        return outside + tuple(
             replace(
                 told.get(node, HostStatus(name=exchange.name_of(node))),
                 silent_seconds=None if node == exchange.node else round(exchange.silent_seconds(node), 1),

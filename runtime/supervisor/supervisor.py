@@ -309,6 +309,11 @@ class Supervisor:
         """Show which hosts are waited for."""
         self._hosts_awaited = text
 
+    def hosts_outside(self, clauses: Mapping[str, str]) -> None:
+        """Say of a host that it does not take part, and show it."""
+        for sentence in self._others.show_outside(clauses):
+            self._reporter.warn(None, sentence)
+
     def end_without_hosts(self, sentence: str, exit_code: int) -> None:
         """End the run because its hosts cannot meet, or another host has ended it.
 

@@ -1,13 +1,16 @@
 """Private names of torch elastic's c10d rendezvous: what it has read last of the hosts that take part, and
-what is written into it: that a host is lost, so that torch drops it, and that one has ended the run.
+what is written into it: that a host is lost, so that torch drops it, that one stays out, and that one has
+ended the run.
 
-Called by `runtime/processes/meeting.py`. The public methods of torch's handler ask the store, which waits as
-long as the network does. What is written travels in torch's own state, which all hosts read with its
-keep-alive: it costs no further requests, and cannot disagree with the members.
+Called by `runtime/processes/meeting.py`, and by `cli/launching/refusal.py` on a host that does not join. The
+public methods of torch's handler ask the store, which waits as long as the network does. What is written
+travels in torch's own state, which all hosts read with its keep-alive: it costs no further requests, and
+cannot disagree with the members.
 """
 
 from __future__ import annotations
 
+import os
 import pickle
 import secrets
 import time
@@ -20,6 +23,8 @@ DEFAULT_PORT = 29400
 LOST, ENDED = "grpo_run_lost", "grpo_run_ended"
 """Attributes of torch's state, which every host reads and writes as a whole. Their values have types
 of Python and torch only: a host with another release can read them."""
+IN_A_ROW, REFUSED, APART = "grpo_run_lost_in_a_row", "grpo_run_refused", "grpo_run_apart"
+"""The same, of tables: see `View`."""
 WRITE_TRIES = 20
 LONG_AGO = datetime.min.replace(tzinfo=timezone.utc)
 
@@ -44,6 +49,10 @@ class View:
         is_spare: this host is one of them.
         beats: when each host has said last that it is alive, by its own clock.
         lost: those that were declared lost, and why.
+        in_a_row: by address, how often a host was lost in a row.
+        refused: by address, why a host has not come.
+        apart: hosts that do not take part although they are there, and why.
+        closes_soon: the round is not complete, and will be without further hosts.
         ended: how a host has ended the run; None while none has.
         read_at: when it was read, in monotonic seconds.
     """
@@ -55,6 +64,10 @@ class View:
     is_spare: bool
     beats: Mapping[Any, Any]
     lost: Mapping[Any, str]
+    in_a_row: Mapping[str, int]
+    refused: Mapping[str, str]
+    apart: Mapping[Any, str]
+    closes_soon: bool
     ended: Ended | None
     read_at: float
 
@@ -75,32 +88,59 @@ def _view(handler: Any, state: Any, read_at: float) -> View:
         is_spare=handler._this_node in state.redundancy_list,
         beats=dict(state.last_heartbeats),
         lost=dict(getattr(state, LOST, {})),
+        in_a_row=dict(getattr(state, IN_A_ROW, {})),
+        refused=dict(getattr(state, REFUSED, {})),
+        apart=dict(getattr(state, APART, {})),
+        closes_soon=state.deadline is not None,
         ended=Ended(*ended) if ended is not None else None,
         read_at=read_at,
     )
 
 
-def connect(handler: Any) -> Any:
-    """Return a backend of the handler's state with a connection of its own.
+def connect(place: tuple[str, int], run_id: str) -> Any:
+    """Return a backend of the state at the endpoint with a connection of its own.
 
     That of the handler is locked while it waits for a key, as at the end of a run.
     """
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
     from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRendezvousBackend
 
-    store = TCPStore(handler._store.host, handler._store.port, is_master=False, wait_for_workers=False)
-    return C10dRendezvousBackend(store, handler.get_run_id())
+    return C10dRendezvousBackend(TCPStore(*place, is_master=False, wait_for_workers=False), run_id)
 
 
-def declare_lost(backend: Any, node: Any, why: str) -> None:
+def declare_lost(backend: Any, node: Any, why: str, in_a_row: int) -> None:
     """Let torch drop a host at once, on all hosts, and say why. Waits for the store."""
 
     def change(state: Any) -> None:
         if node in state.last_heartbeats:
             state.last_heartbeats[node] = LONG_AGO
-        setattr(state, LOST, {**getattr(state, LOST, {}), node: why})
+        _put(state, LOST, node, why)
+        _put(state, APART, node, None)
+        _put(state, IN_A_ROW, node.addr, in_a_row)
 
     _write(backend, change)
+
+
+def refuse(backend: Any, address: str, why: str) -> bool:
+    """Say why a host does not come, unless another supervisor there takes part; return False if nobody has
+    come yet. Waits for the store.
+    """
+
+    def change(state: Any) -> None:
+        present = any(node.addr == address and node.pid != os.getpid() for node in state.last_heartbeats)
+        _put(state, REFUSED, address, None if present else why)
+
+    return _write(backend, change)
+
+
+def note(backend: Any, table: str, key: Any, value: Any = None) -> None:
+    """Write an entry of `IN_A_ROW`, `REFUSED` or `APART`; without a value, remove it. Waits for the store."""
+    _write(backend, lambda state: _put(state, table, key, value))
+
+
+def _put(state: Any, table: str, key: Any, value: Any) -> None:
+    entries = {**getattr(state, table, {}), key: value}
+    setattr(state, table, {key: value for key, value in entries.items() if value is not None})
 
 
 def end(backend: Any, node: Any, exit_code: int, sentence: str) -> None:
@@ -113,20 +153,24 @@ def end(backend: Any, node: Any, exit_code: int, sentence: str) -> None:
     _write(backend, change)
 
 
-def _write(backend: Any, change: Callable[[Any], None]) -> None:
+def _write(backend: Any, change: Callable[[Any], None]) -> bool:
     """Change the state at the endpoint, as torch does: again if another host was faster.
 
     torch's own copy is left alone: another thread may use it.
+
+    Returns:
+        whether there was a state: some host has come.
     """
     for _ in range(WRITE_TRIES):
         found = backend.get_state()
-        if found is None:  # no host has come yet
-            return
+        if found is None:
+            return False
         state = pickle.loads(found[0])
         change(state)
         done = backend.set_state(pickle.dumps(state), found[1])
         if done is not None and done[2]:
-            return
+            break
+    return True
 
 
 def name_uniquely() -> None:

@@ -77,6 +77,18 @@ def test_the_time_limit_requeues_with_a_checkpoint(slurm: Cluster) -> None:
     _exact(slurm, run.events("train_started")[-1]["step"], LONG_STEPS)
 
 
+def test_the_files_name_the_time_that_slurm_leaves(slurm: Cluster) -> None:
+    """The cluster has Slurm's default; `--stop-timeout` fits into the time of `--signal`."""
+    assert f"KillWait                = {KILL_WAIT_SECONDS:.0f} sec" in slurm.call(
+        "scontrol", "show", "config"
+    )
+    for file in FILES.glob("*.sbatch"):
+        text = file.read_text()
+        assert f"KillWait ({KILL_WAIT_SECONDS:.0f} s by default)" in text
+        (ahead,), (stop,) = (re.findall(name, text) for name in (r"=USR1@(\d+)", r"--stop-timeout (\d+) "))
+        assert int(stop) < int(ahead)
+
+
 def test_scancel_leaves_a_checkpoint(slurm: Cluster) -> None:
     """It is made within KillWait. The job is not requeued; the same job again goes on from it."""
     job = _held(slurm, *SIZE, ONE, *TRAIN)

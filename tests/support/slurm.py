@@ -58,7 +58,6 @@ SlurmdDebug=verbose
 SlurmdTimeout={down}
 SlurmctldTimeout=60
 MinJobAge=3600
-KillWait=30
 ReturnToService=2
 JobRequeue=1
 SchedulerParameters=sched_interval=2,bf_interval=2,batch_sched_delay=0

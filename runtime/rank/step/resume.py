@@ -176,10 +176,7 @@ def _begin(session: Session, output_dir: Path, fence: Path | None) -> None:
         begin_attempt(fence, output_dir, session.config.run_id)
     except OSError as error:
         session.warn(f"{UNFENCED}: {error}")
-    if session.world_size > session.local_world_size:
-        _record(session, output_dir, fence)
-    else:
-        fencing.close(fence)  # of an attempt over several hosts, before this one
+    _record(session, output_dir, fence)
 
 
 def _record(session: Session, output_dir: str | Path, fence: Path) -> None:

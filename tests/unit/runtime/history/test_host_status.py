@@ -15,10 +15,12 @@ def test_a_host_is_shown_in_one_line_that_survives_its_file(tmp_path: Path) -> N
     never = HostStatus(name="1", silent_seconds=75.0)
     assert own.line == "host node0: ranks 0, 1 and 2, running, step 7 to 8, generate, this host"
     assert never.line == "host 1: nothing told yet, not heard for 75 s"
+    out = HostStatus(name="node2", outside="was refused: no such script")
+    assert out.line == "host node2 was refused: no such script"
     path = tmp_path / "hosts.json"
     assert read_hosts(path) == ()
-    write_hosts(path, [own, never])
-    assert read_hosts(path) == (own, never)
+    write_hosts(path, [own, never, out])
+    assert read_hosts(path) == (own, never, out)
     path.write_text('[{"rank": 1}]')
     assert read_hosts(path) == ()
     write_hosts(tmp_path / "no" / "directory", [own])  # only what is shown is lost

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
@@ -27,6 +28,7 @@ class Node:
     """A host, as torch describes it."""
 
     addr: str
+    pid: int = 1
 
 
 ONE, TWO, THREE = Node("node0"), Node("node1"), Node("node2")
@@ -55,7 +57,7 @@ class Handler:
         self._state_holder = SimpleNamespace(
             state=SimpleNamespace(
                 participants={ONE: 0, TWO: 1}, wait_list=set(), redundancy_list=set(), complete=True,
-                last_heartbeats={ONE: 0, TWO: 0},
+                last_heartbeats={ONE: 0, TWO: 0}, deadline=None,
             ),
             _last_sync_time=time.monotonic(),
             _backend=self,
@@ -271,3 +273,73 @@ def test_a_change_of_members_has_names() -> None:
     meeting, handler, _ = _met(ONE)
     handler.state.wait_list.update({TWO, THREE})
     assert meeting.change_text() == "host node1 restarts its ranks and host node2 joins"
+
+
+def _lose(meeting: Meeting, handler: Handler, network: Network, node: Node) -> None:
+    """Let a host with ranks be lost, looked at again before torch has dropped it, and be replaced."""
+    network.answers["node1"] = Answer.refused
+    for _ in range(2):
+        meeting.look()
+    assert node in handler.written.grpo_run_lost
+    network.answers["node1"] = Answer.accepted
+    again = Node("node1", node.pid + 1)
+    handler.written.participants, handler.written.last_heartbeats = {ONE: 0, again: 1}, {ONE: 0, again: 0}
+    handler.is_closed()
+    meeting._places[again] = ("node1", 7)
+    meeting.next_rendezvous()
+    meeting.look()
+
+
+def test_a_host_that_was_lost_twice_waits_apart_until_it_is_needed() -> None:
+    """All are told why; it joins by itself, and what is said of it is over."""
+    meeting, handler, network = _met(ONE)
+    for times in (1, 2):
+        _lose(meeting, handler, network, Node("node1", times))
+        assert handler.written.grpo_run_lost_in_a_row == {"node1": times}
+    handler.written.participants = {ONE: 0, THREE: 1}
+
+    back, there, _ = _met(THREE)
+    there.written, there._this_node = handler.written, TWO
+    joining = threading.Thread(target=back.next_rendezvous)
+    joining.start()
+    _until(lambda: hasattr(there.written, "grpo_run_apart"))
+    there.is_closed()
+    assert "lost 2 times in a row" in back.outside()["node1"]
+    assert back.wait_text() == "waiting at node0:29500 until the others need it"
+    assert joining.is_alive()
+    there.written.participants = {ONE: 0}
+    joining.join(5)
+    assert not joining.is_alive()
+    assert there.written.grpo_run_apart == {}
+
+
+def _until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 5
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_a_user_lets_a_host_back() -> None:
+    """It joins at once, and counts anew."""
+    meeting, handler, _ = _met(TWO)
+    handler.written.participants = {ONE: 0, THREE: 1}
+    handler.written.grpo_run_lost_in_a_row = {"node1": 2}
+    handler.written.grpo_run_refused = {"node1": "why"}
+    meeting._parameters.config["readmit"] = "1"
+    meeting.next_rendezvous()
+    assert handler.written.grpo_run_lost_in_a_row == handler.written.grpo_run_refused == {}
+
+
+def test_a_host_that_could_not_start_its_ranks_does_not_end_the_run() -> None:
+    """The others go on without it, or wait, and say why."""
+    meeting, handler, _ = _met(TWO)
+    handler.written.last_heartbeats = {ONE: 0}
+    meeting.leave(93, "No process could be started.", had_ranks=False)
+    assert rendezvous_names.read_now(handler, handler).ended is None
+    other, there, _ = _met(ONE)
+    there._state_holder.state = handler.written
+    assert other.outside() == {"node1": "was refused: No process could be started"}
+    other._began_at = time.monotonic()
+    there.state.complete, there.state.participants = False, {ONE: 0}
+    assert other.wait_text().endswith("0 s of 40; host node1 was refused: No process could be started")

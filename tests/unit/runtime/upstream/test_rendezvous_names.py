@@ -46,10 +46,17 @@ def test_what_is_written_into_the_state_reaches_all_hosts() -> None:
     first.next_rendezvous()
     joining.join(30)
     lost = rendezvous_names.this_node(second)
-    backend = rendezvous_names.connect(first)
-    rendezvous_names.declare_lost(backend, lost, "why")
+    place = rendezvous_names.endpoint(parameters)
+    backend = rendezvous_names.connect(place, "pair")
+    assert not rendezvous_names.refuse(rendezvous_names.connect(place, "another"), "there", "why")
+    assert rendezvous_names.refuse(backend, "there", "why it has not come")
+    rendezvous_names.note(backend, rendezvous_names.APART, lost, "stays out")
+    rendezvous_names.note(backend, rendezvous_names.APART, names[0], "stays out")
+    rendezvous_names.note(backend, rendezvous_names.REFUSED, "elsewhere", "why")
+    rendezvous_names.note(backend, rendezvous_names.REFUSED, "elsewhere")
+    rendezvous_names.declare_lost(backend, lost, "why", 2)
     rendezvous_names.end(backend, names[0], 93, "it gave up")
-    rendezvous_names.end(rendezvous_names.connect(second), lost, 2, "later")
+    rendezvous_names.end(rendezvous_names.connect(place, "pair"), lost, 2, "later")
     deadline = time.monotonic() + 20
     seen = rendezvous_names.view(first)
     while lost in seen.participants and time.monotonic() < deadline:  # until its keep-alive reads it
@@ -60,6 +67,9 @@ def test_what_is_written_into_the_state_reaches_all_hosts() -> None:
         seen = rendezvous_names.read_now(handler, backend)
         assert lost not in seen.participants
         assert seen.lost == {lost: "why"}
+        assert (seen.refused, seen.in_a_row) == ({"there": "why it has not come"}, {"localhost": 2})
+        assert seen.apart == {names[0]: "stays out"}
+        assert not seen.closes_soon
         assert seen.ended is not None
         assert (seen.ended.exit_code, seen.ended.sentence) == (93, "it gave up")
         assert seen.ended.known_by == {lost, rendezvous_names.this_node(first)}

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 from support.builders.runtime.supervised_run import SupervisedRun
 
+from grpo_run.runtime.history.host_status import read_hosts
 from grpo_run.runtime.processes.agent import Directive
 
 LOST = "Host node1 is lost: its supervisor has ended."
@@ -73,6 +74,19 @@ def test_hosts_that_join_are_admitted_after_the_next_checkpoint(start: Callable[
     assert run.messages[-1] == "host node2 joins; restarting all ranks"
     run.attempt()
     assert not run.supervisor.admits_hosts()
+
+
+def test_a_host_that_does_not_take_part_is_said_once_and_shown(start: Callable[..., SupervisedRun]) -> None:
+    """On the terminal, in the journal and in the file that `status` reads; until it takes part."""
+    run = start(step=7)
+    for clauses in ({}, {"node1": "stays out: why"}, {"node1": "stays out: why"}):
+        run.supervisor.hosts_outside(clauses)
+    assert run.messages[-1] == "host node1 stays out: why"
+    assert [event["text"] for event in run.events("warning")] == ["host node1 stays out: why"]
+    shown = run.supervisor.run.hosts
+    assert [host.line for host in read_hosts(shown)] == ["host node1 stays out: why"]
+    run.supervisor.hosts_outside({})
+    assert read_hosts(shown) == ()
 
 
 def test_a_batch_that_fewer_hosts_cannot_take_waits_for_all(start: Callable[..., SupervisedRun]) -> None:
