@@ -5,20 +5,32 @@
     ["M", rollout, {reason: rows}]                               these rows have left the loss
     ["S", step, begin, end]                                      a step has used these micro-steps (rank 0)
 
+and of AsyncGRPO, by rank 0 alone, where a position is the number of a prompt over all passes of the data:
+
+    ["Q", position, length, done, partial]  from here on prompts are drawn but those of `done`, from data of
+                                            this length, 0 for a stream; those of `partial` go on with what is
+                                            left of them
+    ["A", step, reason, prompts, parts]     a step has trained these rows, or, for a reason, they were left
+                                            out until then
+
 A rollout is numbered by its first micro-step, divided by the micro-steps that a rollout serves. `prompts` has
 `DIGEST_CHARACTERS` for each group that begins among the rows. Lengths are numbers of tokens, 1.25 or 2.5
-characters each up to 16,383. Written by `rank.py`, read by `_replay.py`.
+characters each up to 16,383, and so are positions in `parts`: position, number of rows and their lengths, for
+each prompt. Written by `rank.py` and `_async.py`, read by `_replay.py`.
 """
 
 from __future__ import annotations
 
 import base64
 import hashlib
+import itertools
 import json
-import os
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
+
+from grpo_run.runtime.features.ledger._stream import Part
+from grpo_run.runtime.files import append_lines
 
 FOLDER = "ledger"
 """In the run directory, with a file for each rank."""
@@ -72,24 +84,32 @@ def unpack(text: str) -> list[int]:
     return lengths
 
 
+def pack_parts(parts: list[Part]) -> tuple[str, str]:
+    """Return parts as two texts: digests, and all numbers."""
+    numbers = [number for one in parts for number in (one.position, len(one.lengths), *one.lengths)]
+    return "".join(one.prompt for one in parts), pack(numbers)
+
+
+def unpack_parts(prompts: str, parts: str, reason: str, attempt: int) -> Iterator[Part]:
+    """Yield what `pack_parts` was given.
+
+    Raises:
+        ValueError: they are not such texts.
+    """
+    numbers = iter(unpack(parts))
+    for at, position in enumerate(numbers):
+        prompt = prompts[at * DIGEST_CHARACTERS :][:DIGEST_CHARACTERS]
+        lengths = list(itertools.islice(numbers, next(numbers, 0)))
+        yield Part(position, prompt, lengths, reason, attempt)
+
+
 def append(file: Path, *line: Any) -> None:
     """Append one line, by one `write`.
 
     Raises:
         OSError: it cannot be written.
     """
-    data = json.dumps(line, separators=(",", ":")).encode() + b"\n"
-    descriptor = os.open(file, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        size = os.fstat(descriptor).st_size
-        if (
-            size and os.pread(descriptor, 1, size - 1) != b"\n"
-        ):  # a full disk or a crash has cut the last line
-            data = b"\n" + data
-        if os.write(descriptor, data) < len(data):
-            raise OSError("the disk is full")
-    finally:
-        os.close(descriptor)
+    append_lines(file, json.dumps(line, separators=(",", ":")).encode() + b"\n")
 
 
 def read_lines(file: Path) -> Iterator[list[Any]]:

@@ -11,8 +11,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from grpo_run.runtime.features.ledger._lines import unpack
+from grpo_run.runtime.features.ledger._lines import unpack, unpack_parts
+from grpo_run.runtime.features.ledger._stream import Part
 
+Stream = tuple[int, int, int, set[int], set[int]]
+"""Where an attempt draws prompts of AsyncGRPO: attempt, and what the line `Q` has."""
 At = tuple[int, int]
 """The number of a call, and of a rollout or step in it."""
 
@@ -60,7 +63,10 @@ class Replay:
     Attributes:
         rollouts, steps: what counts.
         void_rollouts, void_steps: what was done again, in order.
+        parts, void_parts: the same for the rows of steps of AsyncGRPO.
+        streams: of each call of AsyncGRPO, by attempt.
         resumed: the step after which each call has gone on last.
+        gaps: calls that have gone on after a later step than the last one here, with both.
         ranks: of the newest attempt.
         damaged: lines that could not be read.
     """
@@ -69,7 +75,11 @@ class Replay:
     steps: dict[At, Used] = field(default_factory=dict)
     void_rollouts: list[Drawn] = field(default_factory=list)
     void_steps: list[tuple[At, Used]] = field(default_factory=list)
+    parts: dict[At, list[Part]] = field(default_factory=dict)
+    void_parts: list[tuple[At, list[Part]]] = field(default_factory=list)
+    streams: dict[int, list[Stream]] = field(default_factory=dict)
     resumed: dict[int, int] = field(default_factory=dict)
+    gaps: list[tuple[int, int, int]] = field(default_factory=list)
     ranks: int = 0
     damaged: int = 0
     _call: int = 0
@@ -117,13 +127,26 @@ class Replay:
                 self.steps[self._call, int(step)] = Used(
                     attempt=self._attempt, begin=int(begin), end=int(end), per_rollout=self._micro_steps
                 )
+            case ["A", step, reason, prompts, parts]:
+                found = list(unpack_parts(prompts, parts, str(reason), self._attempt))
+                self.parts.setdefault((self._call, int(step)), []).extend(found)
+            case ["Q", first, size, done, partial]:
+                stream = self._attempt, int(first), int(size), set(done), set(partial)
+                self.streams.setdefault(self._call, []).append(stream)
             case _:
                 raise ValueError("not a line of a ledger")
 
     def _go_on(self, call: int, step: int) -> None:
+        here = max((at[1] for at in (*self.steps, *self.parts) if at[0] == call), default=0)
+        if step > here:
+            self.gaps.append((call, here, step))
         self.resumed[call] = step
-        above = [at for at in self.steps if at[0] == call and at[1] > step]
-        self.void_steps += [(at, self.steps.pop(at)) for at in above]
+        self.void_steps += _void(self.steps, call, step)
+        self.void_parts += _void(self.parts, call, step)
         for at, drawn in list(self.rollouts.items()):
             if drawn.call == call and drawn.step > step:
                 self.void_rollouts.append(self.rollouts.pop(at))
+
+
+def _void(lines: dict[At, Any], call: int, step: int) -> list[tuple[At, Any]]:
+    return [(at, lines.pop(at)) for at in list(lines) if at[0] == call and at[1] > step]
