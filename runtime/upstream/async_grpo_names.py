@@ -81,6 +81,8 @@ LOOP = "_loop_kwargs"
 """Attribute of TRL's own worker: what its process is started with, among it `DATASET`, and `FIRST`: the
 position in it of the first prompt that is drawn."""
 DATASET, FIRST = "dataset", "dataset_start_index"
+LOOP_CLASS, REPEAT = "_loop_cls", "_repeat_iterator"
+"""Attribute of that worker: what runs in its process, and its method that draws prompts."""
 UNKNOWN_ORDER = (
     "how this worker or release of TRL draws the prompts of AsyncGRPO is not known: there is no ledger, and"
     " after a resume they go on as TRL decides"
@@ -105,12 +107,17 @@ def tell_collated(trainer: Any, hooks: ExitStack, told: Callable[[int], None]) -
     hooks.callback(lambda: setattr(trainer, COLLATED, set(groups)))
 
 
-def knows_order(trainer: Any) -> bool:
-    """Whether the order in which the worker draws prompts is known: it is TRL's own."""
-    arguments = getattr(getattr(trainer, WORKER), LOOP, {})
-    return (
-        {DATASET, FIRST} <= dict(arguments).keys() and hasattr(trainer, COLLATED) and hasattr(trainer, BEFORE)
-    )
+def knows_order(trainer: Any) -> bool | None:
+    """Whether the order in which the worker draws prompts is known: it is TRL's own; None without a worker,
+    as on other ranks than 0.
+    """
+    worker = getattr(trainer, WORKER, None)
+    if worker is None:
+        return None
+    order = getattr(getattr(worker, LOOP_CLASS, None), REPEAT, None)
+    named = {DATASET, FIRST} <= dict(getattr(worker, LOOP, {})).keys()
+    known = str(getattr(order, "__module__", "")).startswith("trl.")
+    return named and known and hasattr(trainer, COLLATED) and hasattr(trainer, BEFORE)
 
 
 def draws(worker: Any) -> tuple[Any, int]:

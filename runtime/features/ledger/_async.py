@@ -12,11 +12,10 @@ starts then. Where TRL is another one, nothing is changed and nothing is written
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from grpo_run.runtime.features.ledger._lines import pack_parts, prompt_digest
+from grpo_run.runtime.features.ledger._lines import pack
 from grpo_run.runtime.features.ledger._stream import PromptOrder
 from grpo_run.runtime.features.ledger._writer import Writer
 from grpo_run.runtime.rank.points import CallPoints
@@ -35,7 +34,7 @@ class AsyncLedger:
         self._session, self._trainer, self._hooks = session, points.trainer, points.hooks
         self._worker = getattr(points.trainer, async_grpo_names.WORKER)
         self._writer = Writer(session, points.train_call, int(self._trainer.args.num_generations), 1)
-        self._order = PromptOrder()
+        self._order, self._known = PromptOrder(), True
         self._start: Callable[[], None] | None = None
         """Starts the process, as soon as the state is loaded."""
         buffer = getattr(self._worker, async_grpo_names.BUFFER)
@@ -46,10 +45,11 @@ class AsyncLedger:
         async_grpo_names.tell_collated(self._trainer, self._hooks, lambda rows: self._order.collate(rows))
         points.step_ends.append(self.end_step)
         points.states.append(self)
+        points.keeps_order = True
 
     def state(self) -> dict[str, Any]:
         """Return what a checkpoint holds."""
-        return {STATE: self._order.state()}
+        return {STATE: self._order.state()} if self._known else {}
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Start the process that has waited for this."""
@@ -75,10 +75,8 @@ class AsyncLedger:
             async_grpo_names.draw_from(self._trainer, rest, order.first if size else 0, order.trained)
             self._hooks.callback(async_grpo_names.draw_from, self._trainer, dataset, 0, 0)
         elif step:
-            said = (
-                f"the checkpoint of step {step} does not hold which prompts of AsyncGRPO are done: it goes on"
-            )
-            self._session.warn(f"{said} with prompt {first}, as TRL does")
+            said = f"the checkpoint of step {step} does not hold which prompts of AsyncGRPO are done"
+            self._session.warn(f"{said}: it goes on with prompt {first}, as TRL does")
         self._writer.step_begins(step + 1)
         self._writer.write("Q", order.first, size, order.done, [at for at, _ in order.partial])
         start()
@@ -89,16 +87,19 @@ class AsyncLedger:
         while True:
             sample = self._get(*args, **kwargs)
             number, length = async_grpo_names.group_and_tokens(sample)
-            digest = functools.partial(prompt_digest, sample.prompt)
-            if self._order.take(number, digest, length, async_grpo_names.dropped(self._trainer, sample)):
+            reason = async_grpo_names.dropped(self._trainer, sample)
+            if not self._known or self._order.take(number, sample.prompt, length, reason):
                 return sample
 
     def _train(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        self._order.train()
+        if self._known and not self._order.train():
+            self._known = False
+            self._session.warn("the ledger ends here: this trainer collates rows of AsyncGRPO in its own way")
         return original(*args, **kwargs)
 
     def end_step(self, step: int) -> None:
         """Write what the step has trained, and what was left out until then."""
-        parts = self._order.end_step()
+        parts = self._order.end_step() if self._known else []
         for reason in sorted({one.reason for one in parts}):
-            self._writer.write("A", step, reason, *pack_parts([one for one in parts if one.reason == reason]))
+            texts = (one.prompt + pack([one.position, *one.lengths]) for one in parts if one.reason == reason)
+            self._writer.write("A", step, reason, *texts)

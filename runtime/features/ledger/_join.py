@@ -12,9 +12,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 
-from grpo_run.runtime.features.ledger._lines import DIGEST_CHARACTERS
+from grpo_run.runtime.features.ledger._lines import AGAIN, DIGEST_CHARACTERS
 from grpo_run.runtime.features.ledger._replay import At, Drawn, Replay, Used
-from grpo_run.runtime.features.ledger._stream import AGAIN
 from grpo_run.runtime.upstream import async_grpo_names
 from grpo_run.watchdog.text import TextEnum
 

@@ -10,33 +10,49 @@ and of AsyncGRPO, by rank 0 alone, where a position is the number of a prompt ov
     ["Q", position, length, done, partial]  from here on prompts are drawn but those of `done`, from data of
                                             this length, 0 for a stream; those of `partial` go on with what is
                                             left of them
-    ["A", step, reason, prompts, parts]     a step has trained these rows, or, for a reason, they were left
-                                            out until then
+    ["A", step, reason, part, ...]          a step has trained these rows, or, for a reason, they were left
+                                            out until then: for each prompt its digest, and in the same text
+                                            its position and the lengths
 
 A rollout is numbered by its first micro-step, divided by the micro-steps that a rollout serves. `prompts` has
 `DIGEST_CHARACTERS` for each group that begins among the rows. Lengths are numbers of tokens, 1.25 or 2.5
-characters each up to 16,383, and so are positions in `parts`: position, number of rows and their lengths, for
-each prompt. Written by `rank.py` and `_async.py`, read by `_replay.py`.
+characters each up to 16,383. Written by `rank.py` and `_async.py`, read by `_replay.py`.
 """
 
 from __future__ import annotations
 
 import base64
 import hashlib
-import itertools
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from grpo_run.runtime.features.ledger._stream import Part
 from grpo_run.runtime.files import append_lines
 
 FOLDER = "ledger"
 """In the run directory, with a file for each rank."""
 DIGEST_CHARACTERS = 8
+AGAIN = "drawn again"
+"""Why rows of AsyncGRPO are left out whose prompt was trained in part before the call went on."""
 PROMPT = "prompt"
 """Column of TRL's data sets that holds the prompt: text, or a list of messages."""
+
+
+class Part(NamedTuple):
+    """Rows of one prompt that a step has trained, or that were left out until then.
+
+    Attributes:
+        lengths: tokens of each.
+        reason: why they were left out, "" if they were not.
+        attempt: in which that was, if it is known.
+    """
+
+    position: int
+    prompt: str
+    lengths: list[int]
+    reason: str
+    attempt: int = 0
 
 
 def ledger_file(run: Path, rank: int) -> Path:
@@ -82,25 +98,6 @@ def unpack(text: str) -> list[int]:
     if shift:
         raise ValueError("the last length is not complete")
     return lengths
-
-
-def pack_parts(parts: list[Part]) -> tuple[str, str]:
-    """Return parts as two texts: digests, and all numbers."""
-    numbers = [number for one in parts for number in (one.position, len(one.lengths), *one.lengths)]
-    return "".join(one.prompt for one in parts), pack(numbers)
-
-
-def unpack_parts(prompts: str, parts: str, reason: str, attempt: int) -> Iterator[Part]:
-    """Yield what `pack_parts` was given.
-
-    Raises:
-        ValueError: they are not such texts.
-    """
-    numbers = iter(unpack(parts))
-    for at, position in enumerate(numbers):
-        prompt = prompts[at * DIGEST_CHARACTERS :][:DIGEST_CHARACTERS]
-        lengths = list(itertools.islice(numbers, next(numbers, 0)))
-        yield Part(position, prompt, lengths, reason, attempt)
 
 
 def append(file: Path, *line: Any) -> None:

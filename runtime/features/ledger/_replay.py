@@ -11,8 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from grpo_run.runtime.features.ledger._lines import unpack, unpack_parts
-from grpo_run.runtime.features.ledger._stream import Part
+from grpo_run.runtime.features.ledger._lines import DIGEST_CHARACTERS, Part, unpack
 
 Stream = tuple[int, int, int, set[int], set[int]]
 """Where an attempt draws prompts of AsyncGRPO: attempt, and what the line `Q` has."""
@@ -66,7 +65,7 @@ class Replay:
         parts, void_parts: the same for the rows of steps of AsyncGRPO.
         streams: of each call of AsyncGRPO, by attempt.
         resumed: the step after which each call has gone on last.
-        gaps: calls that have gone on after a later step than the last one here, with both.
+        notes: says of which steps the lines are elsewhere.
         ranks: of the newest attempt.
         damaged: lines that could not be read.
     """
@@ -79,7 +78,7 @@ class Replay:
     void_parts: list[tuple[At, list[Part]]] = field(default_factory=list)
     streams: dict[int, list[Stream]] = field(default_factory=dict)
     resumed: dict[int, int] = field(default_factory=dict)
-    gaps: list[tuple[int, int, int]] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
     ranks: int = 0
     damaged: int = 0
     _call: int = 0
@@ -127,9 +126,11 @@ class Replay:
                 self.steps[self._call, int(step)] = Used(
                     attempt=self._attempt, begin=int(begin), end=int(end), per_rollout=self._micro_steps
                 )
-            case ["A", step, reason, prompts, parts]:
-                found = list(unpack_parts(prompts, parts, str(reason), self._attempt))
-                self.parts.setdefault((self._call, int(step)), []).extend(found)
+            case ["A", step, reason, *texts]:
+                for text in texts:
+                    position, *lengths = unpack(text[DIGEST_CHARACTERS:])
+                    part = Part(position, text[:DIGEST_CHARACTERS], lengths, str(reason), self._attempt)
+                    self.parts.setdefault((self._call, int(step)), []).append(part)
             case ["Q", first, size, done, partial]:
                 stream = self._attempt, int(first), int(size), set(done), set(partial)
                 self.streams.setdefault(self._call, []).append(stream)
@@ -139,7 +140,8 @@ class Replay:
     def _go_on(self, call: int, step: int) -> None:
         here = max((at[1] for at in (*self.steps, *self.parts) if at[0] == call), default=0)
         if step > here:
-            self.gaps.append((call, here, step))
+            missing = f"Steps {here + 1} to {step} of call {call} are not in the file of rank 0"
+            self.notes.append(f"{missing}: what they have trained is left out, or counts as lost.")
         self.resumed[call] = step
         self.void_steps += _void(self.steps, call, step)
         self.void_parts += _void(self.parts, call, step)

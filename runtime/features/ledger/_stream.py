@@ -9,28 +9,10 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter, deque
-from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
-AGAIN = "drawn again"
-"""Why rows are left out whose prompt was trained in part before the call went on."""
-
-
-class Part(NamedTuple):
-    """Rows of one prompt that a step has trained, or that were left out until then.
-
-    Attributes:
-        lengths: tokens of each.
-        reason: why they were left out, "" if they were not.
-        attempt: in which that was, if it is known.
-    """
-
-    position: int
-    prompt: str
-    lengths: list[int]
-    reason: str
-    attempt: int = 0
+from grpo_run.runtime.features.ledger._lines import AGAIN, Part, prompt_digest
 
 
 @dataclass(kw_only=True)
@@ -53,7 +35,7 @@ class PromptOrder:
     def __post_init__(self) -> None:
         left_out, self._given, self._partial = frozenset(self.done), dict(self.partial), dict(self.partial)
         self._drawn = (at for at in itertools.count(self.first) if at not in left_out)
-        self._positions, self._prompts = list[int](), dict[int, str]()
+        self._positions, self._prompts = list[int](), dict[int, Any]()
         self._taken, self._used, self._newest = Counter[int](), Counter[int](), -1
         self._waiting, self._collated = deque[tuple[int, int]](), deque[int]()
         self._rows: dict[tuple[str, int], list[int]] = {}
@@ -62,12 +44,12 @@ class PromptOrder:
         """Return what a checkpoint holds, as plain JSON values: the arguments that go on from here."""
         return asdict(self)
 
-    def take(self, number: int, prompt: Callable[[], str], length: int, reason: str) -> bool:
+    def take(self, number: int, prompt: Any, length: int, reason: str) -> bool:
         """Note a row that the trainer takes from the queue.
 
         Args:
             number: of its group.
-            prompt: returns its digest.
+            prompt: of this group.
             reason: why the trainer drops it, "" if it does not.
 
         Returns:
@@ -75,8 +57,7 @@ class PromptOrder:
         """
         while number >= len(self._positions):
             self._positions.append(next(self._drawn))
-        if number not in self._taken:
-            self._prompts[number] = prompt()
+        self._prompts.setdefault(number, prompt)
         self._newest = number
         self._taken[number] += 1
         again = self._taken[number] <= self._given.get(self._positions[number], 0)
@@ -90,10 +71,12 @@ class PromptOrder:
         """Note that a micro-batch has so many rows; it is trained later."""
         self._collated.append(rows)
 
-    def train(self) -> None:
-        """Note that the next micro-batch is trained."""
-        for _ in range(self._collated.popleft()):
+    def train(self) -> bool:
+        """Note that the next micro-batch is trained; return whether its rows were noted."""
+        rows = self._collated.popleft() if self._collated else 0
+        for _ in range(min(rows, len(self._waiting))):
             self._use(*self._waiting.popleft())
+        return rows > 0
 
     def _use(self, number: int, length: int, reason: str = "") -> None:
         self._used[number] += 1
@@ -104,7 +87,7 @@ class PromptOrder:
     def end_step(self) -> list[Part]:
         """Return what was trained or left out since the last step."""
         parts = [
-            Part(self._positions[number], self._prompts[number], lengths, reason)
+            Part(self._positions[number], prompt_digest(self._prompts[number]), lengths, reason)
             for (reason, number), lengths in self._rows.items()
         ]
         done = set(self.done)

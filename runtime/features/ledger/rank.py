@@ -114,11 +114,10 @@ class LedgerPart(RankFeature):
         counts = isinstance(getattr(points.trainer, trainer_names.MICRO_STEP, None), int)
         if points.facts is not None and points.facts.has_rollouts and counts:
             self._ledger = RolloutLedger(session, points)
-        if getattr(points.trainer, async_grpo_names.WORKER, None) is None:
-            return  # also of AsyncGRPO on other ranks than 0
-        if async_grpo_names.knows_order(points.trainer):
+        knows_order = async_grpo_names.knows_order(points.trainer)
+        if knows_order:
             AsyncLedger(session, points)
-        elif session.settings.attempt == 0:
+        elif knows_order is not None and session.settings.attempt == 0:
             session.warn(async_grpo_names.UNKNOWN_ORDER)
 
     def rollouts(self, trainer: Any, session: Session, train_call: int, points: RolloutPoints) -> None:

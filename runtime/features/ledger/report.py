@@ -40,15 +40,9 @@ def read_ledger(run: RunDirectory, history: History) -> tuple[list[PromptLine], 
     """
     found = sorted(int(file.stem[4:]) for file in (run.path / FOLDER).glob("rank*.jsonl"))
     replays = [Replay.of(read_lines(ledger_file(run.path, rank)), rank) for rank in found]
-    if not replays:
-        return [], []
-    if found[0] != 0:
-        return [], ["The ledger of prompts is in the run directory of the host of rank 0."]
-    notes = [
-        f"Steps {here + 1} to {step} of call {call} are not here, but on another host or in another run: what"
-        " they have trained is left out, or counts as lost."
-        for call, here, step in replays[0].gaps
-    ]
+    if not replays or found[0] != 0:
+        return [], ["The ledger of prompts is in the run directory of the host of rank 0."] * bool(replays)
+    notes = replays[0].notes
     missing = len(set(range(replays[0].ranks)) - set(found))
     if missing:
         notes.append(f"The files of {counted(missing, 'rank')} are not here: their completions are missing.")

@@ -60,6 +60,8 @@ def test_prompts_are_drawn_in_their_order_and_counted_where_the_ledger_looks(
     module = pytest.importorskip("trl.experimental.async_grpo.async_rollout_worker", reason="TRL without it")
     loop = inspect.getsource(module._AsyncRolloutLoop)
     assert f"self.{names.LOOP} = loop_kwargs" in worker
+    assert getattr(module.AsyncRolloutWorker, names.LOOP_CLASS) is module._AsyncRolloutLoop
+    assert f"def {names.REPEAT}(self)" in loop
     assert f"self.{names.LOOP}," in worker[worker.index(f"def {names.START}(") :]
     assert f'loop_kwargs.setdefault("{names.FIRST}", 0)' in worker
     assert f"start = {names.FIRST} % len({names.DATASET})" in loop
@@ -93,10 +95,11 @@ def test_a_set_that_is_watched_is_a_set() -> None:
     assert type(getattr(trainer, names.COLLATED)) is set
 
 
-@pytest.mark.parametrize("missing", [names.LOOP, names.COLLATED, names.BEFORE])
+@pytest.mark.parametrize("missing", [names.LOOP, names.LOOP_CLASS, names.COLLATED, names.BEFORE])
 def test_an_order_that_is_not_known_is_left_alone(missing: str) -> None:
     """Of another release of TRL, or another worker."""
-    worker = {names.LOOP: {names.DATASET: [], names.FIRST: 0}}
+    draws = SimpleNamespace(_repeat_iterator=SimpleNamespace(__module__="trl.here"))
+    worker = {names.LOOP: {names.DATASET: [], names.FIRST: 0}, names.LOOP_CLASS: draws}
     trainer = {names.COLLATED: set[int](), names.BEFORE: 0}
     assert names.knows_order(SimpleNamespace(rollout_worker=SimpleNamespace(**worker), **trainer))
     worker.pop(missing, None)

@@ -53,6 +53,7 @@ class Attempt:
         )  # fmt: skip
         self.worker = worker or SimpleNamespace(
             rollout_buffer=SimpleNamespace(get=queue.Queue().get),
+            _loop_cls=SimpleNamespace(_repeat_iterator=SimpleNamespace(__module__="trl.here")),
             _loop_kwargs={"dataset": [{"prompt": at} for at in range(PROMPTS)], "dataset_start_index": 0},
         )
         self.rows: list[Any] = []
@@ -178,3 +179,20 @@ def test_another_worker_keeps_its_order(tmp_path: Path) -> None:
     assert attempt.warned == [names.UNKNOWN_ORDER]
     assert not attempt.points.states
     assert not (tmp_path / "ledger").exists()
+
+
+def test_a_trainer_that_collates_otherwise_trains_without_a_ledger(tmp_path: Path) -> None:
+    """A checkpoint then holds nothing, so that a resume is TRL's."""
+    attempt = Attempt(tmp_path).begin()
+    attempt.trainer._trained_groups = set()
+    assert attempt.step([sample(0, 1), sample(0, 1)]) == {}
+    assert attempt.step([sample(1, 1), sample(1, 1)]) == {}
+    (said,) = attempt.warned
+    assert "the ledger ends here" in said
+
+
+def test_nothing_is_warned_of_an_order_that_goes_on(tmp_path: Path) -> None:
+    """Elsewhere, a line says that data is used again after a recovery."""
+    assert Attempt(tmp_path / "own").points.keeps_order
+    other = SimpleNamespace(rollout_buffer=SimpleNamespace())
+    assert not Attempt(tmp_path / "other", worker=other).points.keeps_order

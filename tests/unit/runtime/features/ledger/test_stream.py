@@ -9,7 +9,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from grpo_run.runtime.features.ledger._stream import AGAIN, PromptOrder
+from grpo_run.runtime.features.ledger._lines import AGAIN
+from grpo_run.runtime.features.ledger._stream import PromptOrder
 
 GENERATIONS = 3
 
@@ -45,7 +46,7 @@ class Trainer:
         rows: list[int] = []
         while len(rows) < self.micro_batch:
             number, position = next(self._queue)
-            if self.order.take(number, lambda: "aaaaaaaa", 1, ""):
+            if self.order.take(number, "a", 1, ""):
                 rows.append(position)
         self.order.collate(len(rows))
         self._ahead.append(rows)
@@ -88,8 +89,8 @@ def test_every_prompt_is_trained_as_often_as_it_has_completions(micro_batch: int
 def test_rows_that_are_dropped_are_done_and_not_trained() -> None:
     """And one that is drawn again for a part that was trained is told apart from a stale one."""
     order = PromptOrder(partial=[(0, 1)])
-    assert [order.take(0, lambda: "aaaaaaaa", length, "") for length in (5, 7)] == [False, True]
-    assert [order.take(1, lambda: "bbbbbbbb", length, "stale") for length in (3, 4)] == [True, True]
+    assert [order.take(0, "a", length, "") for length in (5, 7)] == [False, True]
+    assert [order.take(1, "b", length, "stale") for length in (3, 4)] == [True, True]
     order.collate(1)
     order.train()
     found = [(one.position, one.reason, one.lengths) for one in order.end_step()]
@@ -101,14 +102,14 @@ def test_a_group_is_complete_when_another_one_follows() -> None:
     """Conversations may be split into more rows, or have none."""
     order = PromptOrder()
     for _ in range(3):
-        order.take(0, lambda: "aaaaaaaa", 1, "")
+        order.take(0, "a", 1, "")
     order.collate(3)
     order.train()
     order.end_step()
     assert (order.first, order.partial) == (0, [(0, 3)])
-    order.take(1, lambda: "bbbbbbbb", 1, "stale")
+    order.take(1, "b", 1, "stale")
     order.end_step()
     assert (order.first, order.partial) == (1, [])
-    order.take(2, lambda: "cccccccc", 1, "")
+    order.take(2, "c", 1, "")
     order.end_step()
     assert (order.first, order.trained) == (2, 1)
