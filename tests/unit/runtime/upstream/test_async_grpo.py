@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
+import logging
+import queue
+from collections import defaultdict
 from contextlib import ExitStack
 from types import SimpleNamespace
+from typing import Any
 
+import numpy as np
 import pytest
 
 from grpo_run.runtime.upstream import async_grpo_names as names
@@ -105,3 +111,47 @@ def test_an_order_that_is_not_known_is_left_alone(missing: str) -> None:
     worker.pop(missing, None)
     trainer.pop(missing, None)
     assert not names.knows_order(SimpleNamespace(rollout_worker=SimpleNamespace(**worker), **trainer))
+
+
+@pytest.mark.parametrize("token_budget", [0, 12])
+def test_micro_batches_have_the_rows_in_the_order_of_the_queue(
+    token_budget: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a trainer drops is told before: by TRL's own queue, batchers and collator."""
+    module = pytest.importorskip("trl.experimental.async_grpo.async_grpo_trainer", reason="TRL without it")
+    monkeypatch.setattr(module, "logger", logging.getLogger("trl"))  # accelerate's needs a rank
+    arguments = SimpleNamespace(max_staleness=1, token_budget=token_budget)
+    trainer = SimpleNamespace(args=arguments, model_version=3)
+    waiting: queue.Queue[Any] = queue.Queue()
+    expected = []
+    for number in range(40):
+        tokens = 3 + number * 7 % 11
+        row = module.RolloutSample(
+            prompt=[], completion=[], input_ids=np.arange(tokens), group_id=number // 3,
+            completion_mask=np.ones(tokens, dtype=int), old_log_probs=np.zeros(tokens, dtype=np.float32),
+            advantage=float(number), metrics={"reward": 0.0}, model_version=1 if number % 9 == 4 else 3,
+        )  # fmt: skip
+        waiting.put(row)
+        expected += [number] * (not names.dropped(trainer, row))
+
+    def empty(_: float) -> None:
+        raise EOFError
+
+    sink: Any = defaultdict(list)
+    data = module.RolloutQueueDataset(
+        waiting, lambda: 3, empty, 1.0, sink, max_staleness=1, poll_interval_s=0.01
+    )
+    batches = module.FixedCountBatcher(data, 2, 4)
+    if token_budget:
+        batches = module.TokenBudgetBatcher(data, 2, token_budget, sink)
+    told: list[int] = []
+    collator = module.DataCollatorForRollout(0, 2, groups_trained=names._Collated(set(), told.append))
+    found: list[int] = []
+    with contextlib.suppress(EOFError):
+        for rows in batches:
+            found += sorted(int(one["advantage"]) for row in rows for one in row.samples)
+            collator.torch_call([rows])
+            assert sum(told) == len(found)
+    assert len(told) > 3
+    assert found == expected[: len(found)]
+    assert len(expected) - len(found) < 8  # they fill no micro-batch
