@@ -84,8 +84,8 @@ DATASET, FIRST = "dataset", "dataset_start_index"
 LOOP_CLASS, REPEAT = "_loop_cls", "_repeat_iterator"
 """Attribute of that worker: what runs in its process, and its method that draws prompts."""
 UNKNOWN_ORDER = (
-    "how this worker or release of TRL draws the prompts of AsyncGRPO is not known: there is no ledger, and"
-    " after a resume they go on as TRL decides"
+    "how the rollout worker of this trainer, or of this release of TRL, draws prompts is not known: there is"
+    " no ledger, and after a resume they go on as TRL decides"
 )
 
 
