@@ -1,5 +1,5 @@
-"""File helpers for the whole runtime: atomic replacement, JSON files, fsync, file locks, descriptors
-that are closed with their owner, errnos for a full disk.
+"""File helpers for the whole runtime: atomic replacement, appended lines, JSON files, fsync, file locks,
+descriptors that are closed with their owner, errnos for a full disk.
 
 Imports nothing of this project. Does not know the run directory or checkpoints; callers pass paths.
 """
@@ -97,6 +97,26 @@ def replace_file(
         raise
     if durable:
         sync_directory(path.parent)
+
+
+def append_lines(path: Path, lines: bytes) -> int:
+    """Append whole lines to a file of mode 0600, by one write, and return its size.
+
+    A last line that a full disk or a crash has cut is ended first, so that it costs no other.
+
+    Raises:
+        OSError: they cannot be written, or not as a whole.
+    """
+    descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        size = os.fstat(descriptor).st_size
+        if size and os.pread(descriptor, 1, size - 1) != b"\n":
+            lines = b"\n" + lines
+        if os.write(descriptor, lines) < len(lines):
+            raise OSError(errno.ENOSPC, "the disk is full", str(path))
+        return size + len(lines)
+    finally:
+        os.close(descriptor)
 
 
 def sync_directory(path: Path) -> None:

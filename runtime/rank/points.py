@@ -57,6 +57,7 @@ class CallPoints:
         alarm: set by a feature at the end of a step to end the attempt: the ranks agree on it in the vote
             of the step, and all leave before the next optimizer step and before any save.
         states: what a checkpoint of the call holds of features.
+        keeps_order: a feature sees to it that the data goes on where it was: nothing is warned of it.
     """
 
     train_call: int
@@ -73,6 +74,7 @@ class CallPoints:
     optimized: bool = True
     alarm: Alarm | None = None
     states: list[HasState] = field(default_factory=list)
+    keeps_order: bool = False
 
     def state(self) -> dict[str, Any]:
         """Return what a checkpoint holds of features."""

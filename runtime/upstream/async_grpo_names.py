@@ -1,12 +1,14 @@
 """Names of TRL's AsyncGRPO, which trains beside a process that makes its rollouts.
 
-Used by the feature of the rollout server in a rank. `rollout_worker` and what `RolloutWorkerProtocol` lists
-are public, the others are not; a contract test says what a release has changed. Contains names, and what
-follows from them.
+Used by the features of the rollout server and of the ledger in a rank. `rollout_worker` and what
+`RolloutWorkerProtocol` lists are public, the others are not; a contract test says what a release has changed.
+Contains names, and what follows from them.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack
 from typing import Any
 
 WORKER = "rollout_worker"
@@ -67,3 +69,79 @@ def staleness(trainer: Any) -> int:
 def is_too_old(trainer: Any, sample: Any) -> bool:
     """Whether the trainer drops a sample."""
     return int(getattr(trainer, VERSION)) - int(getattr(sample, VERSION)) > staleness(trainer)
+
+
+COLLATED = "_trained_groups"
+"""Trainer attribute: the numbers of the groups of which the collator has had a row. It calls `update` with
+those of the rows of each micro-batch."""
+BEFORE = "_groups_before_resume"
+"""Trainer attribute: how many prompts were trained before the call went on, for the end of the last epoch."""
+START = "start"
+LOOP = "_loop_kwargs"
+"""Attribute of TRL's own worker: what its process is started with, among it `DATASET`, and `FIRST`: the
+position in it of the first prompt that is drawn."""
+DATASET, FIRST = "dataset", "dataset_start_index"
+LOOP_CLASS, REPEAT = "_loop_cls", "_repeat_iterator"
+"""Attribute of that worker: what runs in its process, and its method that draws prompts."""
+UNKNOWN_ORDER = (
+    "how the rollout worker of this trainer, or of this release of TRL, draws prompts is not known: there is"
+    " no ledger, and after a resume they go on as TRL decides"
+)
+
+
+class _Collated(set[int]):
+    def __init__(self, groups: set[int], told: Callable[[int], None]) -> None:
+        super().__init__(groups)
+        self._told = told
+
+    def update(self, *groups: Iterable[int]) -> None:
+        numbers = [number for one in groups for number in one]
+        self._told(len(numbers))
+        super().update(numbers)
+
+
+def tell_collated(trainer: Any, hooks: ExitStack, told: Callable[[int], None]) -> None:
+    """Tell of each micro-batch how many rows it has, until `hooks` are closed."""
+    groups = _Collated(getattr(trainer, COLLATED), told)
+    setattr(trainer, COLLATED, groups)
+    hooks.callback(lambda: setattr(trainer, COLLATED, set(groups)))
+
+
+def knows_order(trainer: Any) -> bool | None:
+    """Whether the order in which the worker draws prompts is known: it is TRL's own; None without a worker,
+    as on other ranks than 0.
+    """
+    worker = getattr(trainer, WORKER, None)
+    if worker is None:
+        return None
+    order = getattr(getattr(worker, LOOP_CLASS, None), REPEAT, None)
+    named = {DATASET, FIRST} <= dict(getattr(worker, LOOP, {})).keys()
+    known = str(getattr(order, "__module__", "")).startswith("trl.")
+    return named and known and hasattr(trainer, COLLATED) and hasattr(trainer, BEFORE)
+
+
+def draws(worker: Any) -> tuple[Any, int]:
+    """Return the data set from which TRL's own worker draws, and the position of its first prompt."""
+    arguments = getattr(worker, LOOP)
+    return arguments[DATASET], int(arguments[FIRST])
+
+
+def draw_from(trainer: Any, dataset: Any, first: int, trained: int) -> None:
+    """Let TRL's own worker draw from a data set when it starts, after so many prompts were trained."""
+    getattr(getattr(trainer, WORKER), LOOP).update({DATASET: dataset, FIRST: first})
+    setattr(trainer, BEFORE, trained)
+
+
+def group_and_tokens(sample: Any) -> tuple[int, int]:
+    """Return the number of a sample's group, and how many of its tokens are in the loss."""
+    return int(sample.group_id), int(sample.completion_mask.sum())
+
+
+STALE, TOO_LONG = "stale", "longer than token_budget"
+
+
+def dropped(trainer: Any, sample: Any) -> str:
+    """Return why the trainer drops a sample, "" if it does not."""
+    if is_too_old(trainer, sample):
+        return STALE
+    return TOO_LONG if 0 < (trainer.args.token_budget or 0) < len(sample.input_ids) else ""

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from grpo_run.runtime.features.kept_completions.settings import KeptCompletionsSettings
+from grpo_run.runtime.files import append_lines
 from grpo_run.runtime.history.run_directory import RunDirectory
 from grpo_run.runtime.rank.points import RankFeature, RolloutPoints
 from grpo_run.runtime.rank.session import Session
@@ -99,13 +99,7 @@ def _text(value: Any) -> str:
 
 def _append(file: Path, data: bytes) -> None:
     file.parent.mkdir(mode=0o700, exist_ok=True)
-    descriptor = os.open(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        os.write(descriptor, data)
-        size = os.fstat(descriptor).st_size
-    finally:
-        os.close(descriptor)
-    if size >= MAX_FILE_BYTES:
+    if append_lines(file, data) >= MAX_FILE_BYTES:
         file.replace(file.with_suffix(".old"))
 
 

@@ -1,7 +1,9 @@
 """The ledger of prompts: what became of every prompt of the data order, its group and its rollouts.
 
     rank.py     each rank appends what it has generated to a file of its own, rank 0 also the steps
-    _writer.py  writes that file
+    _async.py   the same for AsyncGRPO, on rank 0, and where its prompts go on
+    _stream.py  what became of AsyncGRPO's prompts, in their order. Pure
+    _writer.py  writes a rank's file
     _lines.py   the lines of these files, in the folder `ledger` of the run directory
     _replay.py  what counts of one file: a step that was done again is void. Pure
     _join.py    the files of all ranks and the journal's commits as one line for each prompt. Pure

@@ -12,8 +12,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 
-from grpo_run.runtime.features.ledger._lines import DIGEST_CHARACTERS
+from grpo_run.runtime.features.ledger._lines import AGAIN, DIGEST_CHARACTERS
 from grpo_run.runtime.features.ledger._replay import At, Drawn, Replay, Used
+from grpo_run.runtime.upstream import async_grpo_names
 from grpo_run.watchdog.text import TextEnum
 
 QUARANTINED = "quarantined"
@@ -29,6 +30,8 @@ class PromptState(TextEnum):
     masked = "masked"
     """No sample of its group is in the loss."""
     quarantined = "quarantined"
+    stale = "stale"
+    """AsyncGRPO has dropped all its samples, as of a policy that was too old."""
     open = "open"
     """Drawn, and not trained to the end yet."""
     twice = "twice"
@@ -95,6 +98,8 @@ def join(replays: Sequence[Replay], committed: Mapping[int, int]) -> list[Prompt
     lines: list[PromptLine] = []
     for call in sorted({at[0] for replay in replays for at in (*replay.rollouts, *replay.steps)}):
         lines += _call_lines(replays, call, uses, again)
+    for call in sorted(first.streams):
+        lines += _async_lines(first, call, last.get(call, 0))
     return lines
 
 
@@ -209,3 +214,44 @@ def _replaced(lines: Sequence[PromptLine], earlier: Iterable[Drawn]) -> Iterator
                     train_call=line.train_call, epoch=drawn.epoch, position=line.position, prompt=prompt,
                     state=PromptState.lost,
                 )  # fmt: skip
+
+
+def _async_lines(replay: Replay, call: int, last: int) -> Iterator[PromptLine]:
+    """The prompts of a call of AsyncGRPO, of which rank 0 alone writes.
+
+    A prompt that a later stream leaves out was done, so what counts must say when.
+    """
+    streams, attempts = replay.streams[call], defaultdict[int, set[int]](set)
+    (_, first, size, earlier, _), (_, newest, _, done, _) = streams[0], streams[-1]
+    left_out = {*range(first, newest), *done} - earlier
+    counted = [(at[1], part) for at in sorted(replay.parts) for part in replay.parts[at] if at[0] == call]
+    void = [(0, part) for at, parts in replay.void_parts if at[0] == call for part in parts]
+    furthest = max([*left_out, *(part.position for _, part in counted + void)], default=first - 1)
+    places = {at: divmod(at, size or at + 1) for at in range(first, furthest + 1)}
+    lines = {at: PromptLine(train_call=call, epoch=one[0], position=one[1]) for at, one in places.items()}
+    for step, part in [one for one in counted if one[0] <= last] + void:
+        line = lines[part.position]
+        line.prompt = part.prompt
+        if step and not part.reason:
+            line.lengths += part.lengths
+            line.attempt, line.step = part.attempt, step
+            attempts[part.position].add(part.attempt)
+            continue
+        line.repeated += part.lengths
+        if step and part.reason == async_grpo_names.STALE:
+            line.stale += len(part.lengths)
+        elif step and part.reason != AGAIN:
+            line.masked[part.reason] += len(part.lengths)
+    again = {part.position for _, part in void}
+    for position, line in lines.items():
+        drawn = attempts[position]
+        anew = {attempt for attempt, *_, partial in streams if position not in partial}
+        if drawn and anew & (drawn - {min(drawn)}):
+            line.state = PromptState.twice
+        elif drawn:
+            line.state = PromptState.again if len(drawn) > 1 or position in again else PromptState.trained
+        elif line.masked or line.stale:
+            line.state = PromptState.masked if line.masked else PromptState.stale
+        elif position in left_out:
+            line.state = PromptState.lost
+    yield from lines.values()

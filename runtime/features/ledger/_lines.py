@@ -5,9 +5,18 @@
     ["M", rollout, {reason: rows}]                               these rows have left the loss
     ["S", step, begin, end]                                      a step has used these micro-steps (rank 0)
 
+and of AsyncGRPO, by rank 0 alone, where a position is the number of a prompt over all passes of the data:
+
+    ["Q", position, length, done, partial]  from here on prompts are drawn but those of `done`, from data of
+                                            this length, 0 for a stream; those of `partial` go on with what is
+                                            left of them
+    ["A", step, reason, part, ...]          a step has trained these rows, or, for a reason, they were left
+                                            out until then: for each prompt its digest, and in the same text
+                                            its position and the lengths
+
 A rollout is numbered by its first micro-step, divided by the micro-steps that a rollout serves. `prompts` has
 `DIGEST_CHARACTERS` for each group that begins among the rows. Lengths are numbers of tokens, 1.25 or 2.5
-characters each up to 16,383. Written by `rank.py`, read by `_replay.py`.
+characters each up to 16,383. Written by `rank.py` and `_async.py`, read by `_replay.py`.
 """
 
 from __future__ import annotations
@@ -15,16 +24,35 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-import os
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+
+from grpo_run.runtime.files import append_lines
 
 FOLDER = "ledger"
 """In the run directory, with a file for each rank."""
 DIGEST_CHARACTERS = 8
+AGAIN = "drawn again"
+"""Why rows of AsyncGRPO are left out whose prompt was trained in part before the call went on."""
 PROMPT = "prompt"
 """Column of TRL's data sets that holds the prompt: text, or a list of messages."""
+
+
+class Part(NamedTuple):
+    """Rows of one prompt that a step has trained, or that were left out until then.
+
+    Attributes:
+        lengths: tokens of each.
+        reason: why they were left out, "" if they were not.
+        attempt: in which that was, if it is known.
+    """
+
+    position: int
+    prompt: str
+    lengths: list[int]
+    reason: str
+    attempt: int = 0
 
 
 def ledger_file(run: Path, rank: int) -> Path:
@@ -78,18 +106,7 @@ def append(file: Path, *line: Any) -> None:
     Raises:
         OSError: it cannot be written.
     """
-    data = json.dumps(line, separators=(",", ":")).encode() + b"\n"
-    descriptor = os.open(file, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        size = os.fstat(descriptor).st_size
-        if (
-            size and os.pread(descriptor, 1, size - 1) != b"\n"
-        ):  # a full disk or a crash has cut the last line
-            data = b"\n" + data
-        if os.write(descriptor, data) < len(data):
-            raise OSError("the disk is full")
-    finally:
-        os.close(descriptor)
+    append_lines(file, json.dumps(line, separators=(",", ":")).encode() + b"\n")
 
 
 def read_lines(file: Path) -> Iterator[list[Any]]:

@@ -11,8 +11,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from grpo_run.runtime.features.ledger._lines import unpack
+from grpo_run.runtime.features.ledger._lines import DIGEST_CHARACTERS, Part, unpack
 
+Stream = tuple[int, int, int, set[int], set[int]]
+"""Where an attempt draws prompts of AsyncGRPO: attempt, and what the line `Q` has."""
 At = tuple[int, int]
 """The number of a call, and of a rollout or step in it."""
 
@@ -60,7 +62,10 @@ class Replay:
     Attributes:
         rollouts, steps: what counts.
         void_rollouts, void_steps: what was done again, in order.
+        parts, void_parts: the same for the rows of steps of AsyncGRPO.
+        streams: of each call of AsyncGRPO, by attempt.
         resumed: the step after which each call has gone on last.
+        notes: says of which steps the lines are elsewhere.
         ranks: of the newest attempt.
         damaged: lines that could not be read.
     """
@@ -69,7 +74,11 @@ class Replay:
     steps: dict[At, Used] = field(default_factory=dict)
     void_rollouts: list[Drawn] = field(default_factory=list)
     void_steps: list[tuple[At, Used]] = field(default_factory=list)
+    parts: dict[At, list[Part]] = field(default_factory=dict)
+    void_parts: list[tuple[At, list[Part]]] = field(default_factory=list)
+    streams: dict[int, list[Stream]] = field(default_factory=dict)
     resumed: dict[int, int] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
     ranks: int = 0
     damaged: int = 0
     _call: int = 0
@@ -117,13 +126,29 @@ class Replay:
                 self.steps[self._call, int(step)] = Used(
                     attempt=self._attempt, begin=int(begin), end=int(end), per_rollout=self._micro_steps
                 )
+            case ["A", step, reason, *texts]:
+                for text in texts:
+                    position, *lengths = unpack(text[DIGEST_CHARACTERS:])
+                    part = Part(position, text[:DIGEST_CHARACTERS], lengths, str(reason), self._attempt)
+                    self.parts.setdefault((self._call, int(step)), []).append(part)
+            case ["Q", first, size, done, partial]:
+                stream = self._attempt, int(first), int(size), set(done), set(partial)
+                self.streams.setdefault(self._call, []).append(stream)
             case _:
                 raise ValueError("not a line of a ledger")
 
     def _go_on(self, call: int, step: int) -> None:
+        here = max((at[1] for at in (*self.steps, *self.parts) if at[0] == call), default=0)
+        if step > here:
+            missing = f"Steps {here + 1} to {step} of call {call} are not in the file of rank 0"
+            self.notes.append(f"{missing}: what they have trained is left out, or counts as lost.")
         self.resumed[call] = step
-        above = [at for at in self.steps if at[0] == call and at[1] > step]
-        self.void_steps += [(at, self.steps.pop(at)) for at in above]
+        self.void_steps += _void(self.steps, call, step)
+        self.void_parts += _void(self.parts, call, step)
         for at, drawn in list(self.rollouts.items()):
             if drawn.call == call and drawn.step > step:
                 self.void_rollouts.append(self.rollouts.pop(at))
+
+
+def _void(lines: dict[At, Any], call: int, step: int) -> list[tuple[At, Any]]:
+    return [(at, lines.pop(at)) for at in list(lines) if at[0] == call and at[1] > step]

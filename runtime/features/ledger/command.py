@@ -47,7 +47,8 @@ def run(directory: RunDirectory, history: History, options: argparse.Namespace) 
     try:
         prompts, notes = read_ledger(directory, history)
         if not prompts:
-            raise RunDirectoryError(f"{directory.path} has no ledger: no GRPO or RLOO trainer has trained")
+            none = f"{directory.path} has no ledger: no GRPO, RLOO or AsyncGRPO trainer has trained"
+            raise RunDirectoryError(" ".join(notes) or none)
         if output is not None:
             _write(output, prompts)
             print(output)

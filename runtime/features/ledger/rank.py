@@ -11,11 +11,12 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from grpo_run.runtime.features.ledger._async import AsyncLedger
 from grpo_run.runtime.features.ledger._lines import pack, row_digest
 from grpo_run.runtime.features.ledger._writer import Writer
 from grpo_run.runtime.rank.points import CallPoints, RankFeature, RolloutPoints
 from grpo_run.runtime.rank.session import Session
-from grpo_run.runtime.upstream import rollout_names, trainer_names
+from grpo_run.runtime.upstream import async_grpo_names, rollout_names, trainer_names
 
 REWARD, TRUNCATED = "no valid reward", "truncated"
 """Why rows have left the loss of which no feature says why: by masking, or by TRL's rule."""
@@ -113,6 +114,11 @@ class LedgerPart(RankFeature):
         counts = isinstance(getattr(points.trainer, trainer_names.MICRO_STEP, None), int)
         if points.facts is not None and points.facts.has_rollouts and counts:
             self._ledger = RolloutLedger(session, points)
+        knows_order = async_grpo_names.knows_order(points.trainer)
+        if knows_order:
+            AsyncLedger(session, points)
+        elif knows_order is not None and session.settings.attempt == 0:
+            session.warn(async_grpo_names.UNKNOWN_ORDER)
 
     def rollouts(self, trainer: Any, session: Session, train_call: int, points: RolloutPoints) -> None:
         """See the rows before other features replace some, and what is left of them in the end."""

@@ -25,6 +25,7 @@ WORDS = {
     PromptState.again: "trained after they were repeated for a fault",
     PromptState.masked: "masked",
     PromptState.quarantined: "quarantined",
+    PromptState.stale: "discarded as stale",
     PromptState.open: "not trained to the end yet",
     PromptState.twice: "trained twice",
     PromptState.lost: "lost",
@@ -40,8 +41,8 @@ def read_ledger(run: RunDirectory, history: History) -> tuple[list[PromptLine], 
     found = sorted(int(file.stem[4:]) for file in (run.path / FOLDER).glob("rank*.jsonl"))
     replays = [Replay.of(read_lines(ledger_file(run.path, rank)), rank) for rank in found]
     if not replays or found[0] != 0:
-        return [], []
-    notes = []
+        return [], ["The ledger of prompts is in the run directory of the host of rank 0."] * bool(replays)
+    notes = replays[0].notes
     missing = len(set(range(replays[0].ranks)) - set(found))
     if missing:
         notes.append(f"The files of {counted(missing, 'rank')} are not here: their completions are missing.")
@@ -110,4 +111,4 @@ def lines(run: RunDirectory, history: History) -> Sequence[str]:
         prompts, notes = read_ledger(run, history)
     except OSError as error:
         return [f"The ledger of prompts cannot be read: {error}."]
-    return [*sentences(summary(prompts)), *notes] if prompts else []
+    return [*sentences(summary(prompts)), *notes] if prompts else notes

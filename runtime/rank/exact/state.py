@@ -99,7 +99,9 @@ class ExactState:
         self._began_at = self._clock()
         self._callbacks.begin()
         loader = self._trainer.callback_handler.train_dataloader
-        self._order = DataOrder(loader, self._trainer.args, self._warn)
+        keeps_order = self._features is not None and self._features.keeps_order
+        warn = (lambda text: None) if keeps_order else self._warn
+        self._order = DataOrder(loader, self._trainer.args, warn)
         model = getattr(self._trainer, "model_wrapped", None)
         if needs_gradient_order(model, self._world_size):
             self._gradients = GradientOrder(model)

@@ -1,4 +1,4 @@
-"""Atomic JSON files, fsync of files and directories, and file locks."""
+"""Atomic JSON files, appended lines, fsync of files and directories, and file locks."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from grpo_run.runtime.files import lock_file, short_path, sync_directory, tree_bytes, write_json
+from grpo_run.runtime.files import append_lines, lock_file, short_path, sync_directory, tree_bytes, write_json
 
 
 def test_a_value_that_is_not_json_leaves_the_old_file(tmp_path: Path) -> None:
@@ -122,3 +122,17 @@ def test_a_path_is_shown_relative_to_the_working_directory(
     assert short_path("runs/x") == "runs/x"
     (tmp_path / "here").rmdir()
     assert short_path("runs/x") == "runs/x"
+
+
+def test_lines_are_appended_as_a_whole_and_privately(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a line that was cut, too; one that does not fit is an error."""
+    file = tmp_path / "lines"
+    assert append_lines(file, b"one\n") == 4
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    file.write_bytes(b"one\ntw")
+    assert append_lines(file, b"three\nfour\n") == file.stat().st_size
+    assert file.read_bytes() == b"one\ntw\nthree\nfour\n"
+    write = os.write
+    monkeypatch.setattr(os, "write", lambda descriptor, data: write(descriptor, data[:2]))
+    with pytest.raises(OSError, match="the disk is full"):
+        append_lines(file, b"five\n")

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from grpo_run.runtime.errors import RunDirectoryError, UsageError
-from grpo_run.runtime.features.ledger import command
+from grpo_run.runtime.features.ledger import command, report
 from grpo_run.runtime.features.ledger._lines import append, ledger_file, pack
 from grpo_run.runtime.history.events import StepCommitted, TrainStarted
 from grpo_run.runtime.history.history import History
@@ -63,6 +63,22 @@ def test_a_run_without_a_ledger_is_one_line(tmp_path: Path) -> None:
     """Such as one of a loop."""
     with pytest.raises(RunDirectoryError, match="has no ledger"):
         command.run(RunDirectory(path=tmp_path), HISTORY, options())
+
+
+def test_a_host_without_rank_0_says_where_the_ledger_is(run: RunDirectory) -> None:
+    """Its ranks have written what they have generated, and no steps."""
+    ledger_file(run.path, 0).rename(ledger_file(run.path, 1))
+    with pytest.raises(RunDirectoryError, match="host of rank 0"):
+        command.run(run, HISTORY, options())
+    assert "host of rank 0" in "".join(report.lines(run, HISTORY))
+
+
+def test_steps_that_are_not_here_are_named(run: RunDirectory, capsys: pytest.CaptureFixture[str]) -> None:
+    """Rank 0 was on another host for some steps, or the call goes on from another run."""
+    for line in (["B", 1, 2, 5, 2, 2, 1], ["R", 5, 0, 6, "bbbbbbbb", pack([3, 4])], ["S", 6, 5, 6]):
+        append(ledger_file(run.path, 0), *line)
+    command.run(run, HISTORY, options())
+    assert "Steps 2 to 5 of call 1 are not in the file of rank 0" in capsys.readouterr().out
 
 
 def test_another_kind_of_file_is_refused(run: RunDirectory) -> None:
