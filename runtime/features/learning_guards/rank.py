@@ -45,6 +45,7 @@ _JUDGED = {
     "entropy": "entropy",
     "capped": "truncated_completions",
     "mismatch": "sampling_logp_difference",
+    "tools": "tool_failures",
 }
 """Names of observations, and their rows in `watchdog/rank_metrics.py`."""
 METRICS = {
@@ -215,6 +216,10 @@ ADVICE = {
     LearningGuard.mismatch: (
         "Look whether vLLM still gets the weights, and with which precision and sampling settings it"
         " generates."
+    ),
+    LearningGuard.tools: (
+        "Look whether what the tools use is there, and whether the model still calls them as they are"
+        " declared."
     ),
 }
 
