@@ -94,7 +94,8 @@ def train(arguments: Any, read: Callable[..., Any], **agent: Any) -> None:
     tokenizer.chat_template = TEMPLATE
     tokenizer.response_schema = {}  # not used, but required
     rows = tiny.prompts(tiny.prompts_for_one_epoch(arguments))["prompt"]
-    settings = {**tiny.settings(arguments), **tiny.rollout_settings(arguments), "max_completion_length": 40}
+    lengths = {"max_completion_length": 40, **arguments.settings}
+    settings = {**tiny.settings(arguments), **tiny.rollout_settings(arguments), **lengths}
     agent.setdefault("reward_funcs", length)
     trainer = GRPOTrainer(
         model=tiny.policy(len(tokenizer), arguments),

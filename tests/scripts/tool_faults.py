@@ -24,7 +24,7 @@ import tiny
 
 RANK = int(os.environ.get("RANK", "0"))
 LONG_SECONDS = 600.0
-AWAY = "the server is away"
+AWAY = "away"
 PLACES = ("tool", "boot", "reset", "step", "reward", "close")
 counts = {place: itertools.count(1) for place in PLACES}
 chosen: Any = None

@@ -378,6 +378,8 @@ class ToolsPart(RankFeature):
             return
         told = RankTools.model_validate(session.settings.features.get(self.name) or {})
         calls = AgentCalls(trainer, session, told, masked=points.facts.rows_can_leave)
+        if session.settings.attempt:
+            session.notify("repeated steps are equal if tools and environments answer as before")
         points.agents.append(calls.replaced)
         points.inputs.append(calls.begin_rollout)
         if session.config.of(ToolSettings).timeout_seconds != 0:

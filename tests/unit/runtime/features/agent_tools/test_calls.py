@@ -420,14 +420,14 @@ def test_a_call_that_does_nothing_is_told_to_the_hang_detector_until_its_limit()
     calls = AgentCalls(SimpleNamespace(), session, RankTools(), masked=True, clock=lambda: now)  # type: ignore[arg-type]
     told = []
 
-    def waits() -> None:
+    async def waits() -> None:  # nobody interrupts it
         nonlocal now
         for _ in range(13):
             now += 10.0
             calls._beat()
             told.append(len(session.work))
 
-    calls.replaced(tool(waits))()
+    asyncio.run(calls.replaced(tool(waits))())
     assert told == [0, 0, 1, 1, 1, 2, 2, 2, 3, 3, 3, 3, 3]
     now += 100.0
     calls._beat()
