@@ -17,9 +17,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from grpo_run.runtime.features.agent_tools._interruption import CallEndedError, Interrupter
+from grpo_run.runtime.features.agent_tools._interruption import Interrupter
 from grpo_run.runtime.features.agent_tools._limits import idle_seconds, limit_seconds
-from grpo_run.runtime.features.agent_tools._outages import OtherAnswerError, is_outage
+from grpo_run.runtime.features.agent_tools._outages import CallEndedError, OtherAnswerError, is_outage
 from grpo_run.runtime.features.agent_tools.events import ToolCalls, ToolCancelled
 from grpo_run.runtime.features.agent_tools.settings import RankTools, ToolSettings
 from grpo_run.runtime.rank.generators import read_generators, write_generators
