@@ -311,6 +311,8 @@ class AgentCalls:
         ended = isinstance(error, CallEndedError)
         if call.kind == "reward" and self._left(row):
             return 0.0  # it counts for nothing
+        if call.kind == "step":
+            self._done.pop(row, None)  # what it has changed is unknown
         if not is_outage(error, self._outages):
             raise error
         if environment is not None and (ended or call.kind == "reset"):
@@ -382,7 +384,8 @@ class ToolsPart(RankFeature):
             session.notify("repeated steps are equal if tools and environments answer as before")
         points.agents.append(calls.replaced)
         points.inputs.append(calls.begin_rollout)
-        if session.config.of(ToolSettings).timeout_seconds != 0:
+        settings = session.config.of(ToolSettings)
+        if settings.timeout_seconds != 0 or settings.infrastructure_errors:
             points.leaving.append(calls.row_reasons)
         points.hooks.enter_context(calls.armed())
 

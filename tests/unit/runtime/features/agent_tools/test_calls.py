@@ -447,3 +447,20 @@ def test_a_reset_gets_a_seed_unless_the_data_has_one(monkeypatch: pytest.MonkeyP
     called = calls.replaced(call)
     in_rollout(calls, lambda: (called(None), called(None, seed=5)))
     assert seeds == [103, 5]
+
+
+def test_an_environment_whose_call_raised_its_own_is_not_brought_back() -> None:
+    """What that call has changed is unknown."""
+    session, game = Session(None), Game()
+    calls, reset, add, _ = played(session, game)
+
+    def rollout() -> None:
+        reset()
+        game.failing = [KeyError("own"), ConnectionError("away")]
+        with pytest.raises(KeyError):
+            add(number=3)
+        with pytest.raises(ConnectionError):
+            add(number=4)
+
+    in_rollout(calls, rollout)
+    assert calls.row_reasons() == ["tool", ""]
