@@ -146,12 +146,6 @@ LOGGED = (
         help="Mean factor last logged that corrects this difference in the loss, 0 for what is masked; absent"
         " without vLLM.",
     ),
-    RankMetric(
-        field="tool_failures",
-        unit="ratio",
-        logged_as=("tools/failure_frequency",),
-        help="Share of the calls of tools last logged that have failed; absent without tools.",
-    ),
 )
 """What a Trainer or a script logs, in the order in which slots hold it. NaN means never logged."""
 

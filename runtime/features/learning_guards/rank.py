@@ -45,12 +45,11 @@ _JUDGED = {
     "entropy": "entropy",
     "capped": "truncated_completions",
     "mismatch": "sampling_logp_difference",
-    "tools": "tool_failures",
 }
 """Names of observations, and their rows in `watchdog/rank_metrics.py`."""
 METRICS = {
     name: metric.logged_as[0] for name, field in _JUDGED.items() for metric in LOGGED if metric.field == field
-}
+} | {"tools": "tools/failure_frequency"}
 """Names of observations, and those under which TRL's GRPO and RLOO collect them. All are means over all
 ranks.
 """
