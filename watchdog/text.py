@@ -121,6 +121,7 @@ def counted(number: int, noun: str) -> str:
 _TOOL = "tool "
 _RESET = "reset of "
 _BOOT = "boot of "
+_REWARD = "get_reward of "
 
 
 def tool_name(function: str) -> str:
@@ -138,9 +139,14 @@ def boot_name(environment: str) -> str:
     return f"{_BOOT}{environment}"
 
 
+def reward_name(environment: str) -> str:
+    """Return the name of `get_reward` of an environment's class."""
+    return f"{_REWARD}{environment}"
+
+
 def is_of_agent(name: str) -> bool:
-    """Whether a name on the board is that of a tool, or of an environment's boot or reset."""
-    return name.startswith((_TOOL, _RESET, _BOOT))
+    """Whether a name on the board is that of a tool, or of what TRL calls of an environment."""
+    return name.startswith((_TOOL, _RESET, _BOOT, _REWARD))
 
 
 def place_name(name: str) -> str:

@@ -104,15 +104,16 @@ class AgentCall:
     """Something of an agent that TRL calls in a rollout.
 
     Attributes:
-        name: on the board: `tool search`, `reset of Game`, `boot of Game`.
-        kind: a tool of the script, a method of an environment (`step`), its `boot` or its `reset`.
+        name: on the board: `tool search`, `reset of Game`, `boot of Game`, `get_reward of Game`.
+        kind: a tool of the script, a method of an environment (`step`), its `boot`, its `reset`, or its
+            `get_reward`.
         function: of the script.
         row: of the rank's rollout, from the arguments of the call; None for a boot, which is of no row.
         environment: the instance that it belongs to, from the arguments; None for a tool without one.
     """
 
     name: str
-    kind: Literal["tool", "step", "boot", "reset"]
+    kind: Literal["tool", "step", "boot", "reset", "reward"]
     function: Callable[..., Any]
     row: Callable[[tuple[Any, ...]], int | None] = lambda given: None
     environment: Callable[[tuple[Any, ...]], Any] = lambda given: None
@@ -157,7 +158,7 @@ class RolloutPoints:
         rewards: called around the computation of rewards, outside its phase; they get what it is called
             with, and may return another table.
         reward_functions: what is called in place of each reward function, from the inside out.
-        agents: what is called in place of each tool of an agent, and of boot and reset of its environments;
+        agents: what is called in place of each tool of an agent, and of what TRL calls of its environments;
             the last one counts.
         leaving: why rows are left out of baseline and loss. The words are labels in the metrics.
         ends: says why completions ended, if a feature ends them.

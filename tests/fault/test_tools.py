@@ -4,12 +4,16 @@ finishes.
 
 from __future__ import annotations
 
+import json
+
 import pytest
 from support.references import undisturbed_command
 from support.runs import SCRIPTS, Run, Runs, digest, line_of
 
 SCRIPT = str(SCRIPTS / "tool_faults.py")
 STEPS = ("--output-dir", "out", "--max-steps", "4", "--save-steps", "2")
+PROMPT = "0u98zg"
+SLOW = str(SCRIPTS / "slow_tools.py")
 full = pytest.mark.full
 pytestmark = pytest.mark.timeout(240)
 
@@ -28,8 +32,8 @@ def masked(run: Run) -> int:
     return int(run.status()["masked"]["samples"].get("tool", 0))
 
 
-def test_a_tool_that_hangs_once_costs_one_sample(runs: Runs) -> None:
-    """It is interrupted in the rank, named with its line, and nothing is restarted."""
+def test_a_tool_that_hangs_once_costs_nothing(runs: Runs) -> None:
+    """It is interrupted in the rank, named with its line, and its call is made once more."""
     run = launched(runs, "sleep", "--tool-timeout", "2").ended()
     (ended,) = run.events("tool_cancelled")
     where = f"tool_faults.py:{line_of(SCRIPT, 'sleeps')}"
@@ -38,16 +42,28 @@ def test_a_tool_that_hangs_once_costs_one_sample(runs: Runs) -> None:
         f"rank 1: tool search was interrupted after 2 s (--tool-timeout) at {where}, usually" in run.printed()
     )
     assert run.status()["recoveries"] == []
-    assert masked(run) == 1
+    assert masked(run) == 0
+    assert digest(run.folder / "out") == undisturbed_weights()
     calls = run.status()["tools"]["calls"]
-    assert calls["tool search"]["failures"] == 1
-    assert calls["tool search"]["calls"] == calls["tool add"]["calls"] > 8
+    assert (calls["tool search"]["failures"], calls["tool search"]["repeated"]) == (1, 1)
+    assert calls["tool search"]["calls"] == calls["tool add"]["calls"] + 1 > 9
     assert {name: one["kind"] for name, one in calls.items()} == {
         "tool search": "tool", "tool add": "step", "reset of Sums": "reset", "boot of Sums": "boot",
+        "get_reward of Sums": "reward",
     }  # fmt: skip
 
 
 @full
+def test_a_tool_that_hangs_for_one_prompt_costs_the_samples_of_that_prompt(runs: Runs) -> None:
+    """Each is tried twice."""
+    run = launched(runs, "none", "--tool-timeout", "1", script=("--prompts", "4", "--prompt", PROMPT)).ended()
+    ended = run.events("tool_cancelled")
+    assert ended
+    assert {event["where"] for event in ended} == {f"tool_faults.py:{line_of(SCRIPT, 'sleeps')}"}
+    assert masked(run) == len(ended) / 2 == sum(event["masked"] for event in ended)
+    assert run.status()["recoveries"] == []
+
+
 @pytest.mark.parametrize(
     ("fault", "place", "name"),
     [
@@ -55,17 +71,18 @@ def test_a_tool_that_hangs_once_costs_one_sample(runs: Runs) -> None:
         ("retry", "tool", "tool search"),
         ("sleep", "step", "tool add"),
         ("sleep", "reset", "reset of Sums"),
+        ("sleep", "reward", "get_reward of Sums"),
     ],
 )
 def test_a_call_that_does_not_return_is_ended_wherever_it_is(
     runs: Runs, fault: str, place: str, name: str
 ) -> None:
-    """Its environment is not used again."""
+    """Its environment is not used again, so its sample is left out; a tool is called once more."""
     run = launched(runs, fault, "--tool-timeout", "2", script=("--place", place)).ended()
     (ended,) = run.events("tool_cancelled")
     assert (ended["rank"], ended["tool"]) == (1, name)
     assert run.status()["recoveries"] == []
-    assert masked(run) == 1
+    assert masked(run) == (place != "tool")
 
 
 @full
@@ -88,7 +105,9 @@ def test_an_environment_that_does_not_boot_is_booted_once_more(runs: Runs, fault
         ("child", "tool"),
         ("garbage", "tool"),
         ("big", "tool"),
-        ("error", "step"),
+        ("own_error", "tool"),
+        ("own_error", "step"),
+        ("slow", "reset"),
     ],
 )
 def test_what_returns_or_raises_is_left_alone(runs: Runs, fault: str, place: str) -> None:
@@ -97,10 +116,81 @@ def test_what_returns_or_raises_is_left_alone(runs: Runs, fault: str, place: str
     assert run.events("tool_cancelled") == []
     assert run.status()["recoveries"] == []
     assert masked(run) == 0
-    if fault == "error":
-        assert run.status()["tools"]["calls"]["tool add"]["failures"] == 1
+    calls = run.status()["tools"]["calls"]
+    failed = sum(one["failures"] for name, one in calls.items())
+    assert (failed, sum(one["repeated"] for one in calls.values())) == (fault == "own_error", 0)
     if fault in ("slow", "child"):
         assert digest(run.folder / "out") == undisturbed_weights()
+
+
+@full
+@pytest.mark.parametrize("place", ["tool", "step", "reset", "reward"])
+def test_infrastructure_that_fails_once_costs_nothing(runs: Runs, place: str) -> None:
+    """An environment that dies in the middle is brought to where it was."""
+    run = launched(runs, "error", script=("--place", place)).ended()
+    assert "failed (ConnectionError: away): it is made once more" in run.printed()
+    assert masked(run) == 0
+    assert run.status()["recoveries"] == []
+    assert digest(run.folder / "out") == undisturbed_weights()
+
+
+def zeros(run: Run) -> int:
+    """Samples whose reward was 0 because they were shown the outage."""
+    return sum(json.loads((run.folder / f"zeros-{rank}").read_text()) for rank in range(2))
+
+
+def outlasted(runs: Runs, place: str, seconds: float) -> Run:
+    """A run in the middle of which the place fails for so long on one rank, and goes on afterwards."""
+    script = (
+        "--place", place, "--outage-seconds", str(seconds), "--max-steps", str(round(4 + seconds)),
+        # turns so short that a failure can be shown
+        "--settings", json.dumps({"max_completion_length": 60, "generation_kwargs": {"max_new_tokens": 8}}),
+    )  # fmt: skip
+    run = launched(runs, "outage", script=script).ended()
+    assert run.status()["recoveries"] == []
+    assert masked(run) > 0
+    calls = run.status()["tools"]["calls"]
+    assert sum(one["repeated"] for one in calls.values()) > 0
+    return run
+
+
+def test_no_sample_of_an_outage_has_the_reward_0(runs: Runs) -> None:
+    """Each that was shown it is left out of the loss."""
+    run = outlasted(runs, "tool", 6.0)
+    assert masked(run) == zeros(run) > 0
+
+
+@full
+@pytest.mark.parametrize("place", ["tool", "step", "reset", "reward"])
+def test_a_run_outlasts_a_minute_without_its_sandbox(runs: Runs, place: str) -> None:
+    """Whatever of it is away: no zero is trained on, and nothing is restarted."""
+    run = outlasted(runs, place, 60.0)
+    assert masked(run) >= zeros(run)
+    assert (zeros(run) > 0) is (place in ("tool", "step"))
+
+
+@full
+def test_an_environment_that_does_not_close_is_no_matter(runs: Runs) -> None:
+    """TRL never closes one: it ends with the process."""
+    run = launched(runs, "sleep", script=("--place", "close", "--at", "1")).ended()
+    assert digest(run.folder / "out") == undisturbed_weights()
+
+
+@full
+def test_a_repeated_step_draws_the_same_numbers(runs: Runs) -> None:
+    """Tools from Python's generator, and environments from the seed of their sample, of which no two are
+    alike.
+    """
+    run = launched(runs, "none", script=("--draws",)).ended()
+    drawn = [line for rank in range(2) for line in (run.folder / f"seeds-{rank}").read_text().splitlines()]
+    assert len(set(drawn)) == len(drawn) > 16
+    weights = digest(run.folder / "out")
+    killed = runs(
+        "--inject", "kill@rank1:step3", "--nproc-per-node", "2", SCRIPT, "--output-dir", "again", *STEPS[2:],
+        "--draws", name="killed",
+    ).start().ended()  # fmt: skip
+    assert len(killed.status()["recoveries"]) == 1
+    assert digest(killed.folder / "again") == weights
 
 
 @full
@@ -117,7 +207,7 @@ def test_a_tool_that_cannot_be_interrupted_ends_the_attempt(runs: Runs, fault: s
 
 @full
 def test_a_tool_in_which_two_attempts_have_ended_runs_in_a_worker(runs: Runs) -> None:
-    """There it is killed, with its sample left out, and the run finishes."""
+    """There it is killed, the call is made once more in another one, and the run finishes."""
     run = launched(runs, "c", "--tool-timeout", "3", script=("--always",)).ended()
     assert len(run.verdicts()) == 2
     assert "tool search runs in a worker process from here on" in run.printed()
@@ -125,4 +215,30 @@ def test_a_tool_in_which_two_attempts_have_ended_runs_in_a_worker(runs: Runs) ->
     ended = run.events("tool_cancelled")
     killed = [event for event in ended if event["attempt"] == 2]
     assert killed
-    assert masked(run) == len(killed)
+    assert masked(run) == sum(event["masked"] for event in killed) == 0  # each one hangs in its sixth call
+    assert run.status()["tools"]["calls"]["tool search"]["repeated"] >= len(killed)
+
+
+KINDS = (
+    "sleep", "child", "python_child", "threads", "backoff", "file_lock", "http_server", "big_output", "cpu",
+    "matrices", "event_loop", "waiting_queue", "event", "approval", "database", "sockets", "alarm", "nested",
+    "async_sleep", "gather", "async_child", "semaphore", "in_thread", "boot", "reset", "step", "reward",
+)  # fmt: skip
+
+
+@full
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_healthy_slow_tool_is_left_alone(runs: Runs, kind: str) -> None:
+    """Without a limit of the user's, though it does nothing for longer than the hang detector's floor."""
+    run = runs(
+        "--deadline-floor", "2", "--nproc-per-node", "2", SLOW, *STEPS, "--kind", kind
+    ).start().ended()  # fmt: skip
+    assert run.verdicts() == []
+    assert run.events("tool_cancelled") == []
+    assert masked(run) == 0
+    calls = run.status()["tools"]["calls"].values()
+    assert sum(one["failures"] + one["repeated"] for one in calls) == 0
+    assert max(one["seconds"] for one in calls) > 3
+    assert digest(run.folder / "out") == undisturbed_command(
+        [SLOW, "--output-dir", "out", *STEPS[2:]], ranks=2
+    )

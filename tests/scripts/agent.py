@@ -76,12 +76,17 @@ def main() -> None:
     train(arguments, read_a_tool_call, tools=[look_up], environment_factory=Sums)
 
 
+def length(completions: list[Any], **row: Any) -> list[float]:
+    """Reward the length of the last message."""
+    return [float(len(one[-1]["content"])) for one in completions]
+
+
 def train(arguments: Any, read: Callable[..., Any], **agent: Any) -> None:
     """Train the tiny agent, and write the digest of its weights.
 
     Args:
         read: takes the place of TRL's reader of completions.
-        agent: its tools and environment.
+        agent: its tools and environment, and what rewards it in place of `length`.
     """
     grpo_trainer.parse_response = read
 
@@ -89,10 +94,11 @@ def train(arguments: Any, read: Callable[..., Any], **agent: Any) -> None:
     tokenizer.chat_template = TEMPLATE
     tokenizer.response_schema = {}  # not used, but required
     rows = tiny.prompts(tiny.prompts_for_one_epoch(arguments))["prompt"]
-    settings = {**tiny.settings(arguments), **tiny.rollout_settings(arguments), "max_completion_length": 40}
+    lengths = {"max_completion_length": 40, **arguments.settings}
+    settings = {**tiny.settings(arguments), **tiny.rollout_settings(arguments), **lengths}
+    agent.setdefault("reward_funcs", length)
     trainer = GRPOTrainer(
         model=tiny.policy(len(tokenizer), arguments),
-        reward_funcs=lambda completions, **row: [float(len(one[-1]["content"])) for one in completions],
         args=GRPOConfig(**settings),
         train_dataset=Dataset.from_dict({"prompt": [[{"role": "user", "content": row}] for row in rows]}),
         processing_class=tokenizer,

@@ -2,13 +2,18 @@
 
 Each first completion calls `search`, a tool, and `add`, a method of the environment, as `agent.py` has it.
 `--fault` happens in the `--at`th call of `--place` on rank `--on`, in one attempt, or in each (`--always`).
+With `--prompt TEXT` the tool hangs instead whenever the prompt holds the text. With the fault `outage`, all
+calls of a place fail for `--outage-seconds` from then on. `--draws` lets tool and environment draw random
+numbers. A completion that was shown that the server is away has the reward 0, and is counted in a file.
 """
 
 from __future__ import annotations
 
 import ctypes
 import itertools
+import json
 import os
+import random
 import subprocess
 import time
 from pathlib import Path
@@ -19,8 +24,12 @@ import tiny
 
 RANK = int(os.environ.get("RANK", "0"))
 LONG_SECONDS = 600.0
-counts = {place: itertools.count(1) for place in ("tool", "boot", "reset", "step")}
+AWAY = "away"
+PLACES = ("tool", "boot", "reset", "step", "reward", "close")
+counts = {place: itertools.count(1) for place in PLACES}
 chosen: Any = None
+away_until = 0.0
+zeros = 0
 
 
 def sleep() -> None:
@@ -41,7 +50,17 @@ def retry() -> None:
 
 
 def error() -> None:
-    raise ConnectionError("the server is away")
+    raise ConnectionError(AWAY)
+
+
+def own_error() -> None:
+    raise ValueError("there is no such word")
+
+
+def outage() -> None:
+    global away_until
+    away_until = time.monotonic() + chosen.outage_seconds
+    error()
 
 
 def locked_in_c(library: Any = None) -> None:
@@ -69,7 +88,7 @@ def child() -> None:
 
 FAULTS = {
     "sleep": sleep, "loop": loop, "retry": retry, "error": error, "c": locked_in_c, "gil": locked_with_gil,
-    "segfault": segfault, "slow": slow, "child": child,
+    "segfault": segfault, "slow": slow, "child": child, "own_error": own_error, "outage": outage,
 }  # fmt: skip
 RESULTS = {"garbage": object, "big": lambda: "1" * 10_000_000}
 
@@ -79,8 +98,10 @@ def visit(place: str) -> Any:
     number = next(counts[place])
     if (place, RANK) != (chosen.place, chosen.on):
         return None
+    if time.monotonic() < away_until:
+        error()
     done = Path("fault_done")
-    if number != chosen.at or (done.exists() and not chosen.always):
+    if number != chosen.at or chosen.prompt or (done.exists() and not chosen.always):
         return None
     done.touch()
     if chosen.fault in RESULTS:
@@ -94,11 +115,19 @@ class Sums(agent.Sums):
 
     def __init__(self) -> None:
         visit("boot")
+        self.total = 0
 
-    def reset(self, **row: Any) -> None:
+    def __del__(self) -> None:
+        visit("close")
+
+    def reset(self, seed: int | None = None, **row: Any) -> None:
         """Begin a rollout."""
         visit("reset")
         super().reset(**row)
+        if chosen.draws:
+            self.total = random.Random(seed).randrange(1000)
+            with open(f"seeds-{RANK}", "a") as file:
+                print(seed, file=file)
 
     def add(self, number: int) -> Any:
         """Add a number.
@@ -108,6 +137,11 @@ class Sums(agent.Sums):
         """
         return visit("step") or super().add(number)
 
+    def get_reward(self) -> float:
+        """Return nothing, at times not at all."""
+        visit("reward")
+        return 0.5
+
 
 def search(word: str) -> Any:
     """Look up a word.
@@ -115,7 +149,21 @@ def search(word: str) -> Any:
     Args:
         word: to look up.
     """
+    if chosen.draws:
+        word += str(random.randrange(1000))
+    if word == "hangs":
+        sleep()
     return visit("tool") or word[::-1]
+
+
+def reward(completions: list[Any], **row: Any) -> list[float]:
+    """Reward the length of the last message, and failures with 0."""
+    global zeros
+    shown = [any(AWAY in str(one["content"]) for one in messages) for messages in completions]
+    zeros += sum(shown)
+    Path(f"zeros-{RANK}").write_text(json.dumps(zeros))
+    lengths = agent.length(completions)
+    return [0.0 if failure else length for failure, length in zip(shown, lengths, strict=True)]
 
 
 def read_a_tool_call(tokenizer: Any, ids: list[int], prefix: Any = None, tools: Any = None) -> dict[str, Any]:
@@ -124,6 +172,8 @@ def read_a_tool_call(tokenizer: Any, ids: list[int], prefix: Any = None, tools: 
     for call in message.get("tool_calls", ()):
         if call["function"]["name"] == "look_up":
             call["function"]["name"] = "search"
+            if chosen and chosen.prompt and chosen.prompt in tokenizer.decode(prefix or []):
+                call["function"]["arguments"] = {"word": "hangs"}
     return message
 
 
@@ -131,14 +181,17 @@ def main() -> None:
     global chosen
     parser = tiny.rollout_parser(__doc__)
     parser.add_argument("--fault", choices=[*FAULTS, *RESULTS, "none"], default="none")
-    parser.add_argument("--place", choices=list(counts), default="tool")
+    parser.add_argument("--place", choices=PLACES, default="tool")
+    parser.add_argument("--prompt", default="")
+    parser.add_argument("--outage-seconds", type=float, default=5.0)
+    parser.add_argument("--draws", action="store_true")
     parser.add_argument("--at", type=int, default=6)
     parser.add_argument("--on", type=int, default=1)
     parser.add_argument("--always", action="store_true")
     chosen = arguments = parser.parse_args()
     if chosen.fault == "none":
         chosen.on = -1
-    agent.train(arguments, read_a_tool_call, tools=[search], environment_factory=Sums)
+    agent.train(arguments, read_a_tool_call, tools=[search], environment_factory=Sums, reward_funcs=reward)
 
 
 if __name__ == "__main__":

@@ -21,6 +21,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from grpo_run.runtime.features.agent_tools._outages import CallEndedError
 from grpo_run.watchdog.evidence.source import is_user_file
 
 INTERRUPT = signal.SIGRTMIN + 12
@@ -38,17 +39,6 @@ class _Open:
     due_at: float
     interrupted: bool = False
     where: str = ""
-
-
-@dataclass(frozen=True)
-class Overdue:
-    """What a call that was ended returns.
-
-    Args:
-        where: the line of the script in which it was, as `file.py:40`; "" if there is none.
-    """
-
-    where: str
 
 
 class Interrupter:
@@ -89,7 +79,11 @@ class Interrupter:
             signal.pthread_kill(self._main, INTERRUPT)
 
     def run(self, limit_seconds: float, function: Callable[[], Any]) -> Any:
-        """Call a function and return its result, or `Overdue` if it was ended, whatever it made of that."""
+        """Call a function and return its result.
+
+        Raises:
+            CallEndedError: it was ended, whatever it made of that.
+        """
         if math.isinf(limit_seconds) or threading.get_ident() != self._main:
             return function()
         outer = self._open
@@ -108,7 +102,7 @@ class Interrupter:
         else:
             if not call.interrupted:
                 return result
-        return Overdue(call.where)
+        raise CallEndedError(limit_seconds, "interrupted", call.where)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         call = self._open

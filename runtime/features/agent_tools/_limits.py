@@ -41,3 +41,17 @@ def limit_seconds(
         return ASYNCHRONOUS_SECONDS
     learned = deadline_seconds(Phase.callback, durations, Occurrence.later, settings)
     return BELOW_WATCHDOG * max(learned, settings.outside_limit_seconds)
+
+
+def idle_seconds(
+    limit: float, given_seconds: float | None, durations: Durations, settings: DeadlineSettings
+) -> float:
+    """Return how long a call may do nothing that can be seen: it may wait for a lock, a file or a person.
+
+    As long as it may take; that of which nothing is known is less, and that without a limit is finite.
+
+    Args: as for `limit_seconds`.
+    """
+    if given_seconds is None and not durations.observed:
+        return min(limit, ASYNCHRONOUS_SECONDS)
+    return settings.ceiling_seconds if math.isinf(limit) else limit

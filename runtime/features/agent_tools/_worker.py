@@ -23,6 +23,7 @@ from typing import Any
 
 import cloudpickle
 
+from grpo_run.runtime.features.agent_tools._outages import CallEndedError, names_of
 from grpo_run.runtime.processes.starting import die_with_parent
 
 MAIN = "from grpo_run.runtime.features.agent_tools._worker import main; main()"
@@ -30,12 +31,16 @@ LOOK_SECONDS = 1.0
 END_SECONDS = 10.0
 
 
-class WorkerEndedError(Exception):
-    """The worker was killed, or has died. The message says which."""
-
-
 class ToolError(Exception):
-    """The tool has raised. The message is that of its exception, which TRL shows to the model."""
+    """The tool has raised. The message is that of its exception, which TRL shows to the model.
+
+    Args:
+        class_names: of its exception, see `_outages.names_of`.
+    """
+
+    def __init__(self, message: str, class_names: frozenset[str]) -> None:
+        super().__init__(message)
+        self.class_names = class_names
 
 
 class ToolWorker:
@@ -59,28 +64,32 @@ class ToolWorker:
         """Return what the tool returns.
 
         Raises:
-            WorkerEndedError: it has not returned in time, or its process has died.
+            CallEndedError: it has not returned in time, or its process has died.
             ToolError: it has raised.
         """
         due_at = time.monotonic() + limit_seconds
+
+        def ended(why: str) -> CallEndedError:
+            return CallEndedError(limit_seconds, f"killed ({why})")
+
         try:
             connection, process = self._started()
             connection.send_bytes(cloudpickle.dumps(kwargs))
             while not connection.poll(max(0.0, min(LOOK_SECONDS, due_at - time.monotonic()))):
                 self._on_waiting()
                 if process.poll() is not None and not connection.poll(0.0):
-                    raise WorkerEndedError(f"its process has ended with code {process.returncode}")
+                    raise ended(f"its process has ended with code {process.returncode}")
                 if time.monotonic() >= due_at:
-                    raise WorkerEndedError(f"no answer within {limit_seconds:g} s")
+                    raise ended(f"no answer within {limit_seconds:g} s")
             raised, value = cloudpickle.loads(connection.recv_bytes())
         except (OSError, EOFError) as error:
             self.close()
-            raise WorkerEndedError("its process has died") from error
-        except WorkerEndedError:
+            raise ended("its process has died") from error
+        except CallEndedError:
             self.close()
             raise
         if raised:
-            raise ToolError(value)
+            raise ToolError(*value)
         return value
 
     def close(self) -> None:
@@ -130,4 +139,4 @@ def _answer(function: Callable[..., Any], kwargs: dict[str, Any]) -> bytes:
             value = asyncio.run(value)
         return cloudpickle.dumps((False, value))  # type: ignore[no-any-return]
     except Exception as error:  # noqa: BLE001 - the tool's own, or a result that cannot be pickled
-        return cloudpickle.dumps((True, str(error)))  # type: ignore[no-any-return]
+        return cloudpickle.dumps((True, (str(error), names_of(error))))  # type: ignore[no-any-return]

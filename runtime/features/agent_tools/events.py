@@ -18,12 +18,15 @@ OTHER = "other"
 
 
 class ToolCalls(Event, kw_only=True):
-    """Calls in one rank since the last event of this name: `failures` of them have raised or were ended."""
+    """Calls in one rank since the last event of this name: `failures` of them have raised or were ended, and
+    `repeated` of these were made once more.
+    """
 
     tool: str
     kind: str
     calls: int
     failures: int
+    repeated: int = 0
     total_seconds: float
 
 
@@ -51,10 +54,11 @@ class ToolFault(Event, kw_only=True):
 
 @dataclass(kw_only=True)
 class Totals:
-    """The calls of one name: how many, how many of them failed, and their seconds."""
+    """The calls of one name: how many, how many of them failed and were made once more, and their seconds."""
 
     calls: int = 0
     failures: int = 0
+    repeated: int = 0
     seconds: float = 0.0
 
 
@@ -89,6 +93,7 @@ class ToolHistory(HistoryPart):
                 total = self.totals.setdefault(key, Totals())
                 total.calls += event.calls
                 total.failures += event.failures
+                total.repeated += event.repeated
                 total.seconds += event.total_seconds
             case ToolCancelled():
                 self.ended_calls[event.tool] += 1

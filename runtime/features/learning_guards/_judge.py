@@ -14,6 +14,7 @@ of the observations is a part of a checkpoint, so a resumed run trips at the sam
 - divergence: the KL divergence from the reference model is too large. Not observed without one (`beta` 0).
 - capped completions: a limit, not the model, ends too many completions.
 - mismatch: vLLM samples from another policy than the one that is trained. Not observed without vLLM.
+- tools: too many calls of an agent's tools fail. Not observed without tools.
 """
 
 from __future__ import annotations
@@ -343,6 +344,23 @@ def find_capped_completions(series: Series, limit: float | None) -> Trip | None:
         series: share of the completions that a limit ended.
         limit: the largest share allowed; None for a rise above `RISE_TO`.
     """
+    return _find_share(
+        LearningGuard.capped, series, limit, "of the completions have been ended by a limit since step"
+    )
+
+
+def find_failing_tools(series: Series, limit: float | None) -> Trip | None:
+    """Return a trip if too many calls of tools fail, by the rule of capped completions: a model that has yet
+    to learn how its tools are called fails from the first step.
+
+    Args:
+        series: share of the calls of a rollout that have failed.
+        limit: the largest share allowed; None for a rise above `RISE_TO`.
+    """
+    return _find_share(LearningGuard.tools, series, limit, "of the calls of tools have failed since step")
+
+
+def _find_share(guard: LearningGuard, series: Series, limit: float | None, what: str) -> Trip | None:
     earlier = series[:-CAPPED_ROLLOUTS]
     bound = limit if limit is not None else RISE_TO
     last = _above(series, CAPPED_ROLLOUTS, bound)
@@ -352,12 +370,7 @@ def find_capped_completions(series: Series, limit: float | None) -> Trip | None:
         len(earlier) < BEGINNING or median(one.value for one in earlier[-BEGINNING:]) >= bound / 2
     ):
         return None
-    return _trip(
-        LearningGuard.capped,
-        last,
-        f"More than {bound:.0%} of the completions have been ended by a limit since step {last[0].step}:"
-        f" {last[-1].value:.0%}.",
-    )
+    return _trip(guard, last, f"More than {bound:.0%} {what} {last[0].step}: {last[-1].value:.0%}.")
 
 
 LEAST_MISMATCH = 0.1
@@ -406,9 +419,11 @@ _FINDERS: Mapping[LearningGuard, tuple[str, Callable[[Series, float | None], Tri
     LearningGuard.reward: ("reward", find_reward_collapse),
     LearningGuard.capped: ("capped", find_capped_completions),
     LearningGuard.mismatch: ("mismatch", find_mismatch),
+    LearningGuard.tools: ("tools", find_failing_tools),
 }
 """By guard, the name of the observations that it judges, and how. A step that trains on an earlier rollout
-shows no reward, one without a reference model no `kl`, one without vLLM no `mismatch`."""
+shows no reward, one without a reference model no `kl`, one without vLLM no `mismatch`, one without tools no
+`tools`."""
 
 
 def judge(history: ObservationHistory, step: int, rules: Rules) -> list[Trip]:

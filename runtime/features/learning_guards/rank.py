@@ -49,7 +49,7 @@ _JUDGED = {
 """Names of observations, and their rows in `watchdog/rank_metrics.py`."""
 METRICS = {
     name: metric.logged_as[0] for name, field in _JUDGED.items() for metric in LOGGED if metric.field == field
-}
+} | {"tools": "tools/failure_frequency"}
 """Names of observations, and those under which TRL's GRPO and RLOO collect them. All are means over all
 ranks.
 """
@@ -215,6 +215,10 @@ ADVICE = {
     LearningGuard.mismatch: (
         "Look whether vLLM still gets the weights, and with which precision and sampling settings it"
         " generates."
+    ),
+    LearningGuard.tools: (
+        "Look whether what the tools use is there, and whether the model still calls them as they are"
+        " declared."
     ),
 }
 

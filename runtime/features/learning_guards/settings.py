@@ -30,6 +30,7 @@ class LearningGuard(TextEnum):
     reward = "reward"
     capped = "capped"
     mismatch = "mismatch"
+    tools = "tools"
 
 
 class GuardResponse(TextEnum):
@@ -61,10 +62,11 @@ LIMITS: Mapping[LearningGuard, str] = MappingProxyType(
         LearningGuard.reward: "share of the reward that may be lost",
         LearningGuard.capped: "largest share of capped completions",
         LearningGuard.mismatch: "largest mean difference between vLLM and the trainer in nats",
+        LearningGuard.tools: "largest share of calls of tools that fail",
     }
 )
 """What the limit of a guard is, for those that have one."""
-FRACTIONS = frozenset({LearningGuard.reward, LearningGuard.capped})
+FRACTIONS = frozenset({LearningGuard.reward, LearningGuard.capped, LearningGuard.tools})
 """Guards whose limit is a share, between 0 and 1."""
 
 

@@ -1,8 +1,8 @@
-"""Marks on the board which tool of an agent runs, and which environment boots or is reset.
+"""Marks on the board which tool of an agent runs, and which environment boots, is reset or gives its reward.
 
-TRL calls tools, and makes and resets environments, inside a rollout. Each is measured by its name, like a
-user's callback, so that one that hangs is named and has a deadline of its own. Called by `_rollout_hooks.py`.
-Does not change arguments or results; a feature may call something in place of a function
+TRL calls tools, and makes, resets and asks environments, inside a rollout. Each is measured by its name, like
+a user's callback, so that one that hangs is named and has a deadline of its own. Called by
+`_rollout_hooks.py`. Does not change arguments or results; a feature may call something in place of a function
 (`RolloutPoints.agents`).
 """
 
@@ -12,16 +12,17 @@ import functools
 import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Any
+from typing import Any, Literal
 
 from grpo_run.runtime.rank.hooks._phases import as_callback
 from grpo_run.runtime.rank.points import AgentCall, AgentWrapper
 from grpo_run.runtime.rank.session import Session
 from grpo_run.runtime.rank.trainer_facts import SHARDED, TrainerFacts
 from grpo_run.runtime.upstream import trainer_names
+from grpo_run.runtime.upstream.async_functions import is_coroutine_function
 from grpo_run.runtime.upstream.patches import Handler, override_attributes, wrapped_methods
 from grpo_run.watchdog.observation import Phase
-from grpo_run.watchdog.text import boot_name, reset_name, tool_name
+from grpo_run.watchdog.text import boot_name, reset_name, reward_name, tool_name
 
 _MARKED = "_grpo_run_tool"
 
@@ -49,7 +50,9 @@ def mark_tools(
         single = getattr(trainer, trainer_names.ENVIRONMENT_LIST, None) or ()
         pools = getattr(trainer, trainer_names.ENVIRONMENTS, {"": single})
         for kind in {type(environment) for pool in pools.values() for environment in pool}:
-            marks.enter_context(override_attributes(kind, reset=agents.reset(kind)))
+            marks.enter_context(override_attributes(kind, reset=agents.method(kind, "reset")))
+            if callable(getattr(kind, "get_reward", None)):
+                marks.enter_context(override_attributes(kind, get_reward=agents.method(kind, "reward")))
         yield
 
 
@@ -108,11 +111,12 @@ class _Agents:
 
         return self._sync(AgentCall(name=boot_name(str(shown)), kind="boot", function=made))
 
-    def reset(self, kind: type) -> Any:
-        """Return `reset` of an environment's class, marked: its instances may be pickled, or have no
-        attributes of their own.
+    def method(self, kind: type, which: Literal["reset", "reward"]) -> Any:
+        """Return `reset` or `get_reward` of an environment's class, marked: its instances may be pickled, or
+        have no attributes of their own.
         """
-        declared = inspect.getattr_static(kind, "reset")
+        attribute, name = ("reset", reset_name) if which == "reset" else ("get_reward", reward_name)
+        declared = inspect.getattr_static(kind, attribute)
         takes_instance = hasattr(type(declared), "__get__") and not isinstance(
             declared, (staticmethod, classmethod)
         )
@@ -121,13 +125,14 @@ class _Agents:
             return given[0] if takes_instance and given else None
 
         call = AgentCall(
-            name=reset_name(kind.__qualname__),
-            kind="reset",
-            function=kind.reset,  # type: ignore[attr-defined]
+            name=name(kind.__qualname__),
+            kind=which,
+            function=getattr(kind, attribute),
             row=lambda given: self._row_of(environment(given)),
             environment=environment,
         )
-        return self._sync(call) if takes_instance else staticmethod(self._sync(call))
+        marked = self._async(call) if is_coroutine_function(call.function) else self._sync(call)
+        return marked if takes_instance else staticmethod(marked)
 
     def _environments(self) -> Sequence[Any]:
         return getattr(self._trainer, trainer_names.ENVIRONMENT_LIST, None) or ()

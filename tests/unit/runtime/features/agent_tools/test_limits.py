@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from grpo_run.runtime.features.agent_tools._limits import limit_seconds
+from grpo_run.runtime.features.agent_tools._limits import idle_seconds, limit_seconds
 from grpo_run.watchdog.observation import Phase
 from grpo_run.watchdog.stalls.deadlines import DeadlineSettings, Occurrence, deadline_seconds
 from grpo_run.watchdog.stalls.durations import Durations
@@ -71,3 +71,12 @@ def test_the_users_limit_counts_whatever_is_learned() -> None:
     assert limit_seconds(5.0, slow, SETTINGS) == limit_seconds(5.0, slow, SETTINGS, asynchronous=True) == 5.0
     assert limit_seconds(0.0, slow, SETTINGS) == math.inf
     assert limit_seconds(None, slow, SETTINGS, asynchronous=True) == 240.0
+
+
+def test_what_does_nothing_has_as_long_as_the_call() -> None:
+    """It may wait for a person. Less where nothing is known, and an hour where there is no limit."""
+    known = Durations.of([0.4] * 30)
+    assert idle_seconds(600.0, 600.0, Durations(), SETTINGS) == 600.0
+    assert idle_seconds(1440.0, None, Durations(), SETTINGS) == 240.0
+    assert idle_seconds(1440.0, None, known, SETTINGS) == 1440.0
+    assert idle_seconds(math.inf, 0.0, known, SETTINGS) == SETTINGS.ceiling_seconds

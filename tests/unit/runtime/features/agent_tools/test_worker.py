@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 from support.runs import alive
 
-from grpo_run.runtime.features.agent_tools._worker import ToolError, ToolWorker, WorkerEndedError
+from grpo_run.runtime.features.agent_tools._outages import CallEndedError, is_outage
+from grpo_run.runtime.features.agent_tools._worker import ToolError, ToolWorker
 
 LIMIT_SECONDS = 60.0
 
@@ -54,8 +55,10 @@ def test_a_call_returns_or_raises_what_the_tool_does(worker: ToolWorker) -> None
     """It keeps its globals between two calls; a result that cannot be sent is a failure of the tool."""
     assert worker.call({"kind": "return", "value": "x" * 10_000_000}, LIMIT_SECONDS) == "x" * 10_000_000
     assert worker.call({"kind": "await", "value": 4}, LIMIT_SECONDS) == 4
-    with pytest.raises(ToolError, match="'own'"):
+    with pytest.raises(ToolError, match="'own'") as own:
         worker.call({"kind": "raise", "value": "own"}, LIMIT_SECONDS)
+    assert is_outage(own.value, ["KeyError"])
+    assert not is_outage(own.value, ["ValueError"])
     with pytest.raises(ToolError, match="pickle"):
         worker.call({"kind": "lock"}, LIMIT_SECONDS)
     assert worker.call({"kind": "count"}, LIMIT_SECONDS) == 5
@@ -64,14 +67,15 @@ def test_a_call_returns_or_raises_what_the_tool_does(worker: ToolWorker) -> None
 def test_a_worker_that_hangs_or_dies_is_replaced(worker: ToolWorker, tmp_path: Any) -> None:
     """What it has started is killed with it."""
     file = tmp_path / "child"
-    with pytest.raises(WorkerEndedError, match="no answer within 3 s"):
+    with pytest.raises(CallEndedError, match="no answer within 3 s"):
         worker.call({"kind": "hang", "value": str(file)}, 3.0)
     deadline = time.monotonic() + 10
     while alive([int(file.read_text())]) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert alive([int(file.read_text())]) == []
-    with pytest.raises(WorkerEndedError, match="its process"):
+    with pytest.raises(CallEndedError) as died:
         worker.call({"kind": "die"}, LIMIT_SECONDS)
+    assert died.value.how.startswith("killed (its process has")
     assert worker.call({"kind": "count"}, LIMIT_SECONDS) == 1
 
 

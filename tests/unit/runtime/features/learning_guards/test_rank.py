@@ -199,6 +199,21 @@ def test_a_mismatch_is_read_where_trl_collects_it_and_is_a_warning(
     assert call.seen("mismatch") == [[23, 0.2]]  # what follows is compared with what follows
 
 
+def test_failing_tools_are_read_where_trl_collects_them_and_are_a_warning(
+    session: Any, hooks: ExitStack, events: Events
+) -> None:
+    """A share of the calls on all ranks, one value for each rollout."""
+    call = Call(session, trainer=Trainer(), hooks=hooks)
+    table = call.trainer._metrics["train"]["tools/failure_frequency"]
+    for step in range(1, 25):
+        call.begins(step)
+        table.append(0.1 if step < 18 else 0.9)
+        call.ends(step)
+    (tripped,) = [event for event in events() if event["event"] == "guard_tripped"]
+    assert (tripped["guard"], tripped["step"], tripped["onset"]) == ("tools", 22, 18)
+    assert call.points.alarm is None
+
+
 def test_a_trainer_is_left_as_it_was(session: Any) -> None:
     """When its call ends."""
     trainer = Trainer()
