@@ -15,6 +15,7 @@ from grpo_run.runtime.registry import token_file
 
 DEFAULT_ADDRESS = "127.0.0.1:9480"
 LOWEST_NICENESS = 19
+END_SECONDS = 1
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -44,7 +45,7 @@ def main(arguments: Sequence[str]) -> int:
     from grpo_run.dashboards.live.server import application
     from grpo_run.dashboards.live.token import read_token
     from grpo_run.dashboards.metrics.address import open_listener
-    from grpo_run.dashboards.metrics.connections import BoundedSocket, http_server
+    from grpo_run.dashboards.metrics.connections import http_server
     from grpo_run.dashboards.runbook import runbook
 
     root, run, follows = find(options.run)
@@ -60,7 +61,7 @@ def main(arguments: Sequence[str]) -> int:
             " address can read the runs",
             file=sys.stderr,
         )
-    http_server(app, listener.accepts_host).run(sockets=[BoundedSocket(listener.socket)])
+    http_server(app, listener.accepts_host, end_seconds=END_SECONDS).run(sockets=[listener.socket])
     return 0
 
 

@@ -47,7 +47,7 @@ def alert_rules(runbook: str = RUNBOOK) -> dict[str, Any]:
     for text in _of_features("alerts.yml"):
         rules["groups"][0]["rules"] += yaml.safe_load(text)
     for rule in rules["groups"][0]["rules"]:
-        rule["annotations"]["runbook_url"] = f"{runbook}#{rule['alert'].lower()}"
+        rule.setdefault("annotations", {})["runbook_url"] = f"{runbook}#{rule['alert'].lower()}"
     return rules
 
 

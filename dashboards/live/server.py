@@ -95,8 +95,8 @@ class Readers:
         return not self._watching.done()
 
     async def end(self) -> None:
-        """Read nothing more. Raises what reading has raised."""
-        if self._watching is not None:
+        """Read nothing more. Raises what reading has raised, unless it was logged."""
+        if self._watching is not None and (self._keeps or not self._watching.done()):
             self._watching.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await self._watching
@@ -200,6 +200,8 @@ class Readers:
         try:
             yield b"retry: 1000\n\n" + self._listed
             while (feed := self._feed(key)) is None or not feed.shown:
+                if self._watching is not None and self._watching.done():
+                    return
                 await asyncio.sleep(POLL_SECONDS / 4)  # the first reading of a long journal
             # a change that waits in the queue may be part of it: to have it twice does no harm
             yield b"".join(event(name, value) for name, value in feed.shown.items())

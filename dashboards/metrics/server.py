@@ -53,7 +53,7 @@ class MetricsServer:
         self.address, self.target = listener.address, listener.target
         self._collector, self._listener, self._page = collector, listener, page
         self._stopping = threading.Event()
-        self._loop: asyncio.AbstractEventLoop | None = None
+        self._server: uvicorn.Server | None = None
         self._thread = threading.Thread(target=self._run, name="grpo-run-metrics", daemon=True)
         self._thread.start()
 
@@ -85,11 +85,11 @@ class MetricsServer:
             not keep the process alive.
         """
         self._stopping.set()
-        with contextlib.suppress(OSError, RuntimeError):  # it has ended
-            if self._loop is None:
+        if self._server is not None:
+            self._server.should_exit = True
+        else:
+            with contextlib.suppress(OSError):  # it has ended
                 self._listener.socket.shutdown(socket.SHUT_RDWR)  # which wakes the thread
-            else:
-                self._loop.call_soon_threadsafe(self._end)
         self._thread.join(timeout_seconds)
         if self._thread.is_alive():
             log.warning("metrics_server_still_busy", address=self.address, timeout_seconds=timeout_seconds)
@@ -106,8 +106,6 @@ class MetricsServer:
                 pass
             if not self._stopping.is_set():
                 asyncio.run(self._serve())
-        except asyncio.CancelledError:
-            pass
         except Exception:
             log.exception("metrics_server_failed", address=self.address)
         finally:
@@ -117,7 +115,7 @@ class MetricsServer:
         from starlette.applications import Starlette
         from starlette.routing import Route
 
-        from grpo_run.dashboards.metrics.connections import BoundedSocket, http_server
+        from grpo_run.dashboards.metrics.connections import http_server
         from grpo_run.dashboards.runbook import runbook
 
         self._reading = asyncio.Lock()
@@ -127,12 +125,10 @@ class MetricsServer:
             app = app if self._page is None else self._page(routes)
         except Exception:  # the metrics do without it
             log.exception("live_page_failed")
-        self._server: uvicorn.Server = http_server(app, self._listener.accepts_host)
-        self._serving = asyncio.current_task()
-        self._loop = asyncio.get_running_loop()
-        with BoundedSocket(self._listener.socket) as listening:
-            if not self._stopping.is_set():
-                await self._server.serve(sockets=[listening])
+        self._server = http_server(app, self._listener.accepts_host)
+        if self._stopping.is_set():
+            self._server.should_exit = True
+        await self._server.serve(sockets=[self._listener.socket])
 
     async def _metrics(self, request: Request) -> Response:
         from starlette.responses import Response
@@ -144,12 +140,6 @@ class MetricsServer:
         async with self._reading:
             text = await in_thread(self._collector.page)
         return Response(text, headers=HEADERS)
-
-    def _end(self) -> None:
-        for connection in list(self._server.server_state.connections):
-            connection.transport.abort()
-        if self._serving is not None:
-            self._serving.cancel()
 
 
 def start(

@@ -11,7 +11,7 @@ import ctypes
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 import structlog
@@ -84,14 +84,12 @@ def visible(nvml: Any, given: str | None) -> Sequence[int]:
     every = range(nvml.nvmlDeviceGetCount())
     if given is None or "MIG-" in given:
         return every
-    named = [one.strip() for one in given.split(",") if one.strip()]
-    by_uuid = any(one.startswith("GPU-") for one in named)
-    return [index for index in every if str(index) in named or (by_uuid and _has_uuid(nvml, index, named))]
-
-
-def _has_uuid(nvml: Any, index: int, named: Iterable[str]) -> bool:
-    uuid = str(nvml.nvmlDeviceGetUUID(nvml.nvmlDeviceGetHandleByIndex(index)))
-    return any(one.startswith("GPU-") and uuid.startswith(one) for one in named)
+    if "GPU-" not in given:
+        return [index for index in every if str(index) in given.replace(" ", "").split(",")]
+    uuids = {index: nvml.nvmlDeviceGetUUID(nvml.nvmlDeviceGetHandleByIndex(index)) for index in every}
+    return [
+        index for index in every if str(uuids[index]).startswith(tuple(given.replace(" ", "").split(",")))
+    ]
 
 
 def read_gpu(nvml: Any, index: int) -> GpuSample:

@@ -252,7 +252,7 @@ def test_a_page_without_a_name_follows_the_run_that_is_active(
 def test_the_page_of_a_running_launch_shows_its_run_and_reads_it_only_while_it_is_open(
     run: RunDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is a part of the supervisor's process: a scraper alone costs no reading, and no other run is read."""
+    """It is in the supervisor's process: a scraper alone costs no reading, and no other run is read."""
     monkeypatch.setattr(server, "POLL_SECONDS", 0.02)
     monkeypatch.setattr(server, "LIST_SECONDS", 0.02)
     other = RunDirectory(path=run.path.with_name("other"))

@@ -124,7 +124,7 @@ import sys, threading, time
 import grpo_run.dashboards.metrics.server as module
 server = module.start(lambda: None, "127.0.0.1:0")
 time.sleep(0.5)
-print(sorted({"torch", "uvicorn", "starlette", "asyncio"} & sys.modules.keys()), threading.active_count())
+print(sorted({"torch", "uvicorn", "starlette", "yaml"} & sys.modules.keys()), threading.active_count())
 print(server.stop(20))
 """
 

@@ -18,6 +18,8 @@ from grpo_run.runtime.memory import gpus
 from grpo_run.runtime.memory.gpus import GpuWatch
 from grpo_run.watchdog.memory.host_sample import GpuSample
 
+pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+"""After a test the thread is ended by an exception."""
 DEADLINE_SECONDS = 20.0
 DRIVER_NOT_LOADED = 9
 DRIVER = """
@@ -85,7 +87,7 @@ def driver(library: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Driver]:
     yield made
     for name, value in (("hangs", 0), ("loaded", 0), ("lost", -1)):
         made.set(name, value)
-    monkeypatch.setattr(gpus, "read_gpu", lambda *_: sys.exit())  # ends the thread
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetHandleByIndex", lambda index: sys.exit())  # ends the thread
     for thread in threading.enumerate():
         if thread.name == "grpo-run-gpus":
             thread.join(DEADLINE_SECONDS)
