@@ -34,6 +34,7 @@ SILENT_SECONDS = 5
 UNREAD_MILLISECONDS = 15_000
 """A connection is closed if its client acknowledges no data for this time."""
 MAX_HEAD_BYTES = 16 * 1024
+TICK_SECONDS = 0.25
 
 Result = TypeVar("Result")
 log = structlog.get_logger(__name__)
@@ -74,6 +75,15 @@ class BoundedProtocol(H11Protocol):
         return self.cycle is not None and not self.cycle.response_started
 
 
+class QuietServer(uvicorn.Server):
+    """Looks four times a second whether it is to end: ten times would cost more than the scrapes."""
+
+    async def main_loop(self) -> None:
+        """Return when the server is to end."""
+        while not await self.on_tick(0):
+            await asyncio.sleep(TICK_SECONDS)
+
+
 def http_server(app: ASGIApp, accepts_host: Callable[[str], bool], *, end_seconds: int = 0) -> uvicorn.Server:
     """Return the server of an application. It handles signals in the main thread only.
 
@@ -86,7 +96,7 @@ def http_server(app: ASGIApp, accepts_host: Callable[[str], bool], *, end_second
         backlog=BACKLOG, h11_max_incomplete_event_size=MAX_HEAD_BYTES, timeout_graceful_shutdown=end_seconds,
         log_config=None, log_level="critical", server_header=False, date_header=False,
     )  # fmt: skip
-    return uvicorn.Server(config)
+    return QuietServer(config)
 
 
 def guarded(app: ASGIApp, accepts_host: Callable[[str], bool]) -> ASGIApp:
