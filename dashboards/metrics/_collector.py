@@ -175,7 +175,8 @@ class RunCollector:
 
     def _write(self, lines: list[str], metric: Metric[Source], source: Source) -> None:
         """Append the lines of one metric, with those of its values that are known."""
-        name, names = metric.name, metric.labels
+        name: str = metric.name
+        names: tuple[str, ...] = metric.labels
         lines.append(f"# HELP {name} {metric.help}\n# TYPE {name} {metric.kind}\n")
         for labels, value in metric.samples(source):
             if isinstance(value, Histogram):
@@ -191,7 +192,7 @@ class RunCollector:
     ) -> None:
         series = self._series.get((name, labels))
         if series is None:
-            pairs = zip((RUN_ID, *names), (self._run_id, *labels), strict=True)
+            pairs = sorted(zip((RUN_ID, *names), (self._run_id, *labels), strict=True))
             text = ",".join(f'{label}="{_escaped(own)}"' for label, own in pairs)
             series = self._series[name, labels] = f"{name}{{{text}}}"
         number = float(value)
