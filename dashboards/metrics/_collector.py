@@ -177,6 +177,7 @@ class RunCollector:
         """Append the lines of one metric, with those of its values that are known."""
         name: str = metric.name
         names: tuple[str, ...] = metric.labels
+        labels: tuple[str, ...]
         lines.append(f"# HELP {name} {metric.help}\n# TYPE {name} {metric.kind}\n")
         for labels, value in metric.samples(source):
             if isinstance(value, Histogram):
