@@ -94,8 +94,9 @@ def http_server(app: ASGIApp, accepts_host: Callable[[str], bool], *, end_second
     """
     config = uvicorn.Config(
         guarded(app, accepts_host), http=BoundedProtocol, ws="none", headers=[("connection", "close")],
-        backlog=connection_limit(), h11_max_incomplete_event_size=MAX_HEAD_BYTES, timeout_graceful_shutdown=end_seconds,
-        log_config=None, log_level="critical", server_header=False, date_header=False,
+        backlog=connection_limit(), h11_max_incomplete_event_size=MAX_HEAD_BYTES,
+        timeout_graceful_shutdown=end_seconds, log_config=None, log_level="critical", server_header=False,
+        date_header=False,
     )  # fmt: skip
     return QuietServer(config)
 
