@@ -5,7 +5,9 @@ usage error. Used by every subcommand.
 from __future__ import annotations
 
 import argparse
-from typing import NoReturn
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, ClassVar, NoReturn
 
 from grpo_run.runtime.errors import UsageError
 
@@ -13,10 +15,31 @@ from grpo_run.runtime.errors import UsageError
 class CommandParser(argparse.ArgumentParser):
     """Argument parser that raises `UsageError` instead of printing the usage and exiting."""
 
-    def add_run(self) -> None:
+    _noted: ClassVar[list[CommandParser] | None] = None
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        if CommandParser._noted is not None:
+            CommandParser._noted.append(self)
+
+    @classmethod
+    @contextmanager
+    def noted(cls) -> Iterator[list[CommandParser]]:
+        """Collect the parsers that are made, for who wants to know what they declare."""
+        made = CommandParser._noted = []
+        try:
+            yield made
+        finally:
+            CommandParser._noted = None
+
+    def add_run(self, kinds: str = "run directory or run id") -> None:
         """Add the argument that names a run."""
         self.add_argument(
-            "run", nargs="?", help="run directory or run id (default: the newest run under runs/)"
+            "run",
+            nargs="?",
+            metavar="RUN",
+            help=f"{kinds}; an id may be shortened (default: the active run under runs/, or the last one that"
+            " has trained)",
         )
 
     def error(self, message: str) -> NoReturn:
