@@ -60,9 +60,8 @@ def main(arguments: Sequence[str]) -> int:
     attempts = present.attempts()
     attempt = None
     if options.attempt is not None:
-        attempt = (
-            attempts[-1] if options.attempt == "last" and attempts else _number("--attempt", options.attempt)
-        )
+        last = options.attempt == "last"
+        attempt = max(attempts, default=-1) if last else _number("--attempt", options.attempt)
         if attempt not in attempts:
             raise UsageError(
                 f"run {run.path.name} has no attempt {options.attempt}; {_have('attempt', attempts)}"

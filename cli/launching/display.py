@@ -127,7 +127,9 @@ class CommandDisplay:
         else:
             self._serve(self._listener, directory, status, place)
         if self._config.output is Output.lines:
-            shown = "only rank 0's, without bars and metrics" if self._brief else "as --show-ranks says"
+            shown = "as --show-ranks says" if self._config.shown_ranks else "not shown"
+            if self._brief:
+                shown = "only rank 0's, without bars and metrics"
             run = short_path(directory.path)
             self._notify(
                 f"output of the ranks: {shown}; all of it: `grpo-run logs -f {run}`, state: `grpo-run status"

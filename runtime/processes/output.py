@@ -188,6 +188,7 @@ class OutputFollower:
         """
         self.drain()
         with self._lock:
+            self._noted = {}
             self._followers = {
                 stream: FileFollower(path, by_lines=not self._printer.takes_bytes(stream[1]))
                 for stream, path in files.items()

@@ -27,7 +27,7 @@ def make(path: Path) -> RunDirectory:
     """A run that has not trained."""
     run = RunDirectory(path=path)
     run.create()
-    run.write_run({"run_id": path.name})
+    run.write_run({"run_id": path.name, "working_directory": str(path), "typed": ["train.py"]})
     return run
 
 
