@@ -48,15 +48,17 @@ def test_five_readers_follow_a_run_over_a_kill(runs: Runs, tmp_path: Path) -> No
         for follower in followers:
             follower.kill()
     assert digest(tmp_path / "ours") == undisturbed("grpo.py", STEPS)
-    shown = [path.read_text().splitlines() for path in files]
+    shown = [path.read_text().split("\n") for path in files]
     for lines in shown:
         before, _, after = "\n".join(lines).partition("\n--- attempt 1 ---\n")
         for attempt, text in enumerate((before, after)):
             for rank in range(2):
                 label = f"[rank{rank}] "
-                got = [line.removeprefix(label) for line in text.splitlines() if line.startswith(label)]
-                raw = (run.directory / f"attempts/{attempt:03d}/rank{rank}.log").read_text()
-                printed = [line.rpartition("\r")[2] for line in raw.rstrip("\r\n").split("\n")]
+                got = [line.removeprefix(label) for line in text.split("\n") if line.startswith(label)]
+                raw = (run.directory / f"attempts/{attempt:03d}/rank{rank}.log").read_bytes().decode()
+                printed = [
+                    line.rstrip("\r").rpartition("\r")[2] for line in raw.removesuffix("\n").split("\n")
+                ]
                 assert got == [harmless(line) for line in printed]
                 assert f"rank {rank} of attempt begins" in got
     assert any("'loss'" in line for line in shown[0])

@@ -9,6 +9,8 @@ from support.runs import BIN, WITH_SCRIPTS, before_training
 from support.terminals import terminal
 from support.warm import QUIET
 
+START_SECONDS = 240.0
+"""A cold start beside other tests."""
 SAID = """    import os
     print("rank", os.environ["RANK"], "says so", flush=True)
 """
@@ -26,7 +28,7 @@ def test_rank_0_is_shown_above_the_progress_line(tmp_path: Path, monkeypatch: py
         '{"logging_steps": 1, "disable_tqdm": false}',
     ]  # fmt: skip
     with terminal(command, tmp_path) as (screen, process):
-        text = screen.wait(lambda text: "/12" in text and "2 ranks" in text)
+        text = screen.wait(lambda text: "/12" in text and "2 ranks" in text, seconds=START_SECONDS)
         assert "[rank0] rank 0 says so" in text
         lines = screen.all_lines()
         assert process.wait(30.0) == 0

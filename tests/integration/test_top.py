@@ -31,7 +31,8 @@ def test_a_run_is_followed_in_a_terminal(runs: Runs, tmp_path: Path) -> None:
 def test_names_are_whole_and_keys_are_explained(runs: Runs, tmp_path: Path) -> None:
     """On 80 columns; the help gives way to the run."""
     name = "grpo-of-a-long-name-with-many-words-0123456789abcdef"
-    run = runs(str(SCRIPTS / "grpo.py"), "--output-dir", "out", "--max-steps", "2", name=name).start()
+    script = (str(SCRIPTS / "grpo.py"), "--output-dir", "out", "--max-steps", "2")
+    run = runs("--run-id", name, *script, name=name).start()
     run.ended()
     with terminal([str(BIN / "grpo-run"), "top", str(run.directory)], tmp_path) as (screen, process):
         text = screen.wait(lambda text: "goodput" in text)

@@ -33,9 +33,9 @@ class Terminal:
         """Press keys."""
         os.write(self._descriptor, keys)
 
-    def wait(self, shown: Callable[[str], bool], keys: bytes = b"") -> str:
+    def wait(self, shown: Callable[[str], bool], keys: bytes = b"", seconds: float = SECONDS) -> str:
         """Return the screen as soon as it shows something; press keys once a second until then."""
-        typed_at, deadline = 0.0, time.monotonic() + SECONDS
+        typed_at, deadline = 0.0, time.monotonic() + seconds
         while True:
             text = "\n".join(self._screen.display)
             if shown(text):
