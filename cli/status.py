@@ -84,7 +84,7 @@ def print_text(status: RunStatus) -> None:
     if console.is_terminal:
         follow = " -f" if status.supervisor_pid is not None else ""
         console.print(
-            f"What the ranks print: grpo-run logs{follow} {status.run_id}; all of it: grpo-run report"
+            f"What the ranks print: grpo-run logs{follow} {status.run_id}; what has happened: grpo-run report"
             f" {status.run_id}",
             style="dim",
         )
