@@ -5,8 +5,6 @@ usage error. Used by every subcommand.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any, ClassVar, NoReturn
 
 from grpo_run.runtime.errors import UsageError
@@ -15,22 +13,12 @@ from grpo_run.runtime.errors import UsageError
 class CommandParser(argparse.ArgumentParser):
     """Argument parser that raises `UsageError` instead of printing the usage and exiting."""
 
-    _noted: ClassVar[list[CommandParser] | None] = None
+    made: ClassVar[list[CommandParser]] = []
+    """All that were made in this process, for who wants to know what they declare."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
-        if CommandParser._noted is not None:
-            CommandParser._noted.append(self)
-
-    @classmethod
-    @contextmanager
-    def noted(cls) -> Iterator[list[CommandParser]]:
-        """Collect the parsers that are made, for who wants to know what they declare."""
-        made = CommandParser._noted = []
-        try:
-            yield made
-        finally:
-            CommandParser._noted = None
+        self.made.append(self)
 
     def add_run(self, kinds: str = "run directory or run id") -> None:
         """Add the argument that names a run."""

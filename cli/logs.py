@@ -33,74 +33,62 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument(
         "-f", "--follow", action="store_true", help="go on until the run ends, also over restarts"
     )
-    parser.add_argument("--rank", metavar="R", help="only these ranks: numbers as 0,1 (default: all)")
     parser.add_argument(
-        "--attempt", metavar="A", help="only this attempt: a number, or `last` (default: all)"
+        "--rank",
+        type=int,
+        action="append",
+        metavar="R",
+        help="only this rank; may be repeated (default: all)",
     )
     parser.add_argument(
-        "--since",
-        metavar="TIME",
-        help="only what was printed since: 90s, 15m, 2h, 1d, or a time as 2026-01-31T12:00",
+        "--attempt", type=int, metavar="A", help="only this attempt; -1 is the last one (default: all)"
     )
     parser.add_argument(
-        "-n",
-        "--lines",
-        metavar="N",
-        help=f"only the last N lines of each rank and attempt, or `all` (default: {SCREEN_LINES} on a"
-        " terminal, all in a pipe or with --since)",
+        "--since", metavar="TIME", help="only what was printed since: 90s, 15m, 2h, 1d, or 2026-01-31T12:00"
     )
+    parser.add_argument(
+        "-n", "--lines", type=int, metavar="N",
+        help="only the last N lines of each rank and attempt; 0 for all (default: 200 on a terminal, all in a"
+        " pipe or with --since)",
+    )  # fmt: skip
     options = parser.parse_args(arguments)
     since = None if options.since is None else _time(options.since, time.time())
-    ranks = None if options.rank is None else [_number("--rank", word) for word in options.rank.split(",")]
-    lines = SCREEN_LINES if sys.stdout.isatty() and since is None else None
-    if options.lines is not None:
-        lines = None if options.lines == "all" else _number("--lines", options.lines)
+    lines = options.lines
+    if lines is None and sys.stdout.isatty() and since is None:
+        lines = SCREEN_LINES
     run = which_run(options.run)
     present = RankLogs(run)
     attempts = present.attempts()
-    attempt = None
-    if options.attempt is not None:
-        last = options.attempt == "last"
-        attempt = max(attempts, default=-1) if last else _number("--attempt", options.attempt)
-        if attempt not in attempts:
-            raise UsageError(
-                f"run {run.path.name} has no attempt {options.attempt}; {_have('attempt', attempts)}"
-            )
-    there = {rank for one in attempts for rank in present.ranks(one)}
-    if there and ranks is not None and (missing := set(ranks) - there):
-        raise UsageError(
-            f"run {run.path.name} has no rank {min(missing)} here; {_have('rank', sorted(there))}"
-        )
-    logs = RankLogs(run, ranks=ranks, attempt=attempt, since=since, lines=lines)
-    screen = _Screen(labels=ranks is None or len(ranks) > 1, attempts=attempt is None)
+    attempt = options.attempt
+    if attempt is not None:
+        attempt = attempts[attempt] if -len(attempts) <= attempt < 0 else attempt
+        _check("attempt", attempt, attempts)
+    for rank in options.rank or ():
+        _check("rank", rank, sorted({rank for one in attempts for rank in present.ranks(one)}))
+    logs = RankLogs(run, ranks=options.rank, attempt=attempt, since=since, lines=lines or None)
+    labels, shown = options.rank is None or len(options.rank) > 1, attempt or 0
+
+    def show(new: Iterable[LogLine]) -> None:
+        nonlocal shown
+        for line in new:
+            if line.attempt != shown:
+                shown = line.attempt
+                print(f"--- attempt {shown} ---")
+            print(f"[rank{line.rank}] {line.text}" if labels else line.text)
+        sys.stdout.flush()
+
     while options.follow and run.owner() is not None:
-        screen.show(logs.new())
+        show(logs.new())
         time.sleep(POLL_SECONDS)
-    screen.show(logs.rest())
+    show(logs.rest())
     return 0
 
 
-class _Screen:
-    """Prints lines, with the rank before each, and says which attempt they are of.
-
-    Args:
-        labels: whether several ranks are shown.
-        attempts: whether several attempts are.
-    """
-
-    def __init__(self, *, labels: bool, attempts: bool) -> None:
-        self._labels = labels
-        self._attempt = 0 if attempts else None
-        """Whose lines are printed: the first one is not announced."""
-
-    def show(self, lines: Iterable[LogLine]) -> None:
-        """Print, and let a reader see it."""
-        for line in lines:
-            if self._attempt not in (None, line.attempt):
-                self._attempt = line.attempt
-                print(f"--- attempt {line.attempt} ---")
-            print(f"[rank{line.rank}] {line.text}" if self._labels else line.text)
-        sys.stdout.flush()
+def _check(what: str, number: int, present: Sequence[int]) -> None:
+    """Raise `UsageError` if the run has no such rank or attempt."""
+    if number not in present:
+        have = f"{present[0]} to {present[-1]}" if present else "none yet"
+        raise UsageError(f"--{what} {number}: there is no such {what} here; the run has {have}")
 
 
 def _time(text: str, now: float) -> float:
@@ -109,24 +97,9 @@ def _time(text: str, now: float) -> float:
     Raises:
         UsageError: it is neither.
     """
-    if found := re.fullmatch(r"(\d+(?:\.\d+)?)([smhd])", text):
-        return now - float(found[1]) * UNITS[found[2]]
+    if found := re.fullmatch(r"(\d+)([smhd])", text):
+        return now - int(found[1]) * UNITS[found[2]]
     try:
         return datetime.fromisoformat(text).timestamp()
     except (ValueError, OverflowError):
-        raise UsageError(
-            f"--since {text}: give how long ago, as 90s, 15m, 2h or 1d, or a time as 2026-01-31T12:00"
-        ) from None
-
-
-def _number(option: str, text: str) -> int:
-    if not text.isdecimal():
-        raise UsageError(f"{option} {text}: give a number")
-    return int(text)
-
-
-def _have(what: str, numbers: Sequence[int]) -> str:
-    if not numbers:
-        return f"it has no {what} yet"
-    listed = ", ".join(map(str, numbers)) if len(numbers) < 9 else f"{numbers[0]} to {numbers[-1]}"
-    return f"there {'is' if len(numbers) == 1 else 'are'} {listed}"
+        raise UsageError(f"--since {text}: give 90s, 15m, 2h, 1d, or a time as 2026-01-31T12:00") from None

@@ -82,12 +82,8 @@ def print_text(status: RunStatus) -> None:
         ]
         console.print("   " + " · ".join(filter(None, details)), style="dim")
     if console.is_terminal:
-        follow = " -f" if status.supervisor_pid is not None else ""
-        console.print(
-            f"What the ranks print: grpo-run logs{follow} {status.run_id}; what has happened: grpo-run report"
-            f" {status.run_id}",
-            style="dim",
-        )
+        follow = "" if status.supervisor_pid is None else "-f "
+        console.print(f"grpo-run logs {follow}{status.run_id} · grpo-run report {status.run_id}", style="dim")
 
 
 def _checkpoint(status: RunStatus) -> str:

@@ -127,14 +127,9 @@ class CommandDisplay:
         else:
             self._serve(self._listener, directory, status, place)
         if self._config.output is Output.lines:
-            shown = "as --show-ranks says" if self._config.shown_ranks else "not shown"
-            if self._brief:
-                shown = "only rank 0's, without bars and metrics"
+            shown = "rank 0 is shown, without bars and metrics; all" if self._brief else "all output"
             run = short_path(directory.path)
-            self._notify(
-                f"output of the ranks: {shown}; all of it: `grpo-run logs -f {run}`, state: `grpo-run status"
-                f" {run}`, save and stop: Ctrl-C or `grpo-run stop {run}`"
-            )
+            self._notify(f"{shown}: `grpo-run logs -f {run}`, state: `grpo-run status {run}`, stop: Ctrl-C")
         mode = stat.S_IMODE(directory.path.stat().st_mode)
         if mode & (stat.S_IWGRP | stat.S_IWOTH):
             self._notify(

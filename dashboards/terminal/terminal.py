@@ -191,8 +191,10 @@ class Terminal:
         if line.startswith(NAME):
             text = line.removeprefix(NAME)
             repeated = self._guard_lines.setdefault(text, rank) != rank
-            if rank not in self._shown_ranks and not repeated:
+            if (self._brief or rank not in self._shown_ranks) and not repeated:
                 self._event(text)
+            if self._brief:
+                return
         if rank not in self._shown_ranks or (self._brief and not (line := _without_progress(line))):
             return
         stream = sys.stderr if descriptor == 2 else sys.stdout

@@ -34,7 +34,7 @@ def test_rank_0_is_shown_above_the_progress_line(tmp_path: Path, monkeypatch: py
         assert process.wait(30.0) == 0
     whole = " ".join(" ".join(lines).split())
     assert "grpo-run logs -f run`" in whole
-    assert "grpo-run stop run`" in whole
+    assert "grpo-run status run`" in whole
     assert "rank 1 says so" not in whole
     for left_out in ("'epoch'", "%|", "it/s]"):
         assert left_out not in whole

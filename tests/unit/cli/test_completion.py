@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from grpo_run.cli.completion import words_of
+from grpo_run.cli.completion import RUNS, words_of
 from grpo_run.cli.main import COMMANDS, main
 
 SECONDS = 60.0
@@ -80,5 +80,5 @@ def test_shells_complete_commands_options_and_runs(offered: Offered, here: Path)
 def test_every_command_declares_what_follows_it(command: str) -> None:
     """Its help at least; and a run, if it takes one."""
     words = words_of(command)
-    assert "--help" in words.options
-    assert words.runs == (command in TAKE_A_RUN)
+    assert "--help" in words["-"]
+    assert (RUNS in words[""]) == (command in TAKE_A_RUN)

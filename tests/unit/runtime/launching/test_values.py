@@ -16,12 +16,7 @@ from grpo_run.runtime.launching import _values as values
 
 @pytest.mark.parametrize(
     ("text", "on_terminal", "elsewhere"),
-    [
-        (None, {0}, {0, 1, 2}),
-        ("none", set(), set()),
-        ("1,0", {0, 1}, {0, 1}),
-        ("all", {0, 1, 2}, {0, 1, 2}),
-    ],
+    [(None, {0}, {0, 1, 2}), ("none", set(), set()), ("1,0", {0, 1}, {0, 1}), ("all", {0, 1, 2}, {0, 1, 2})],
 )
 def test_shown_ranks(text: str | None, on_terminal: set[int], elsewhere: set[int]) -> None:
     """Rank 0 on a terminal and all elsewhere, unless ranks are named."""
