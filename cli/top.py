@@ -29,6 +29,7 @@ LIST_SECONDS = 2.0
 LIST_READ_SECONDS = 0.2
 STACK_SECONDS = 10.0
 ONCE_WIDTH = 80
+CURVES = ("reward", "completion_length", "kl", "loss")
 BLOCKS = "▁▂▃▄▅▆▇█"
 STYLES = {"good": "green", "bad": "bold red", "warn": "yellow", "busy": "magenta", "quiet": "dim"}
 
@@ -99,7 +100,8 @@ def frame(shown: Mapping[str, Any], width: int) -> RenderableType:
         ("goodput", _or(run["goodput"], lambda value: f"{value:.1%}")),
         *(
             (name.replace("_", " "), f"{curve[-1][1]:<9.4g}{sparkline(curve, max(8, width - 40))}")
-            for name, curve in points.items()
+            for name in CURVES
+            if (curve := points.get(name))
         ),
         *(
             ("checkpoint", f"step {one['step']}, {duration_text(max(0, time.time() - one['at']))} ago")

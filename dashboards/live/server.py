@@ -1,4 +1,4 @@
-"""The HTTP server of `grpo-run serve`: one page, a stream of changes, and the reports of incidents.
+"""The HTTP server of `grpo-run serve`: one page, a stream of changes, the ranks' output, and reports.
 
 Called by `cli/serve.py`. Every address begins with a token that only the user knows; any other is answered
 404. Nothing can be changed through the server: it knows GET alone. Texts of scripts are sent as JSON and put
@@ -16,13 +16,15 @@ import os
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
+from typing import Any
 
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, PlainTextResponse, Response, StreamingResponse
+from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from grpo_run.dashboards.live.feed import RunFeed, RunList, key_of
+from grpo_run.dashboards.live.log_lines import log_lines
 from grpo_run.runtime.errors import RunDirectoryError, UsageError
 from grpo_run.runtime.files import replace_file
 from grpo_run.runtime.history.run_directory import RunDirectory
@@ -41,6 +43,12 @@ WAITING_CHANGES = 32
 TOKEN_BYTES = 24
 MIN_TOKEN_CHARACTERS = 20
 MAX_FEEDS = 32
+ASKED_SECONDS = 30.0
+"""A run whose curves or values a page has asked for is read for so long."""
+FIRST_SECONDS = 30.0
+"""A first reading may take so long."""
+ALIVE = b"event: alive\ndata: null\n\n"
+"""Its absence tells a page that the connection is gone."""
 STATIC = Path(__file__).with_name("static")
 FILES = {
     "": ("index.html", "text/html"),
@@ -102,7 +110,9 @@ class Readers:
         self.runs, self.default, self._follows = runs, default, follows
         self._feeds: dict[str, RunFeed] = {}
         self._queues: dict[str, set[asyncio.Queue[bytes | None]]] = {}
+        self._asked: dict[str, float] = {}
         self._listed: bytes = b""
+        self._logs = 0
 
     async def watch(self) -> None:
         """Read all runs that are shown, and the list, until cancelled. Raises what reading a run raises."""
@@ -135,7 +145,20 @@ class Readers:
                 task.cancel()
 
     def _wanted(self) -> set[str]:
-        return {self.default, *(key for key, queues in self._queues.items() if queues)}
+        since = asyncio.get_running_loop().time() - ASKED_SECONDS
+        asked = {key for key, at in self._asked.items() if at >= since}
+        return {self.default, *asked, *(key for key, queues in self._queues.items() if queues)}
+
+    async def feed_of(self, key: str) -> RunFeed | None:
+        """Return the feed of a run, once it has been read; None if there is no such run."""
+        loop = asyncio.get_running_loop()
+        ends = loop.time() + FIRST_SECONDS
+        self._asked[key] = loop.time()
+        while key in self.runs.directories and loop.time() < ends:
+            if (feed := self._feed(key)) is not None and feed.shown:
+                return feed
+            await asyncio.sleep(POLL_SECONDS / 4)
+        return None
 
     async def _follow(self, key: str) -> None:
         """Read one run for all of its pages: a long journal takes seconds, for which no other run waits."""
@@ -152,7 +175,7 @@ class Readers:
         feed = self._feeds.get(key)
         directory = self.runs.directories.get(key)
         if feed is None and directory is not None:
-            unused = [other for other in self._feeds if not self._queues.get(other) and other != self.default]
+            unused = [other for other in self._feeds if other not in self._wanted()]
             for other in unused[: max(0, len(self._feeds) - MAX_FEEDS + 1)]:
                 del self._feeds[other]
             feed = self._feeds[key] = RunFeed(directory)
@@ -178,8 +201,23 @@ class Readers:
 
     @property
     def count(self) -> int:
-        """How many pages are connected."""
-        return sum(map(len, self._queues.values()))
+        """How many streams pages have open."""
+        return sum(map(len, self._queues.values())) + self._logs
+
+    async def log_stream(self, batches: Callable[[], list[Any] | None]) -> AsyncIterator[bytes]:
+        """Yield lines of the ranks' output as they come, and at last that there are no more.
+
+        Args:
+            batches: returns what is new; None once nothing more can come.
+        """
+        self._logs += 1
+        try:
+            while (batch := await asyncio.to_thread(batches)) is not None:
+                yield event("lines", batch) if batch else ALIVE
+                await asyncio.sleep(SEND_SECONDS)
+            yield event("end", None)
+        finally:
+            self._logs -= 1
 
     async def stream(self, key: str) -> AsyncIterator[bytes]:
         """Yield what is shown of a run, and then every change."""
@@ -195,7 +233,7 @@ class Readers:
                 try:
                     data = await asyncio.wait_for(queue.get(), QUIET_SECONDS)
                 except asyncio.TimeoutError:
-                    data = b": alive\n\n"
+                    data = ALIVE
                 if data is None:
                     return
                 yield data
@@ -250,6 +288,27 @@ def application(
             return PlainTextResponse("too many pages are open\n", 503, headers=HEADERS)
         return StreamingResponse(readers.stream(key), media_type="text/event-stream", headers=HEADERS)
 
+    def of_feed(read: Callable[[RunFeed], Any]) -> Callable[[Request], Awaitable[Response]]:
+        async def answer(request: Request) -> Response:
+            feed = await readers.feed_of(request.path_params["key"])
+            if feed is None:
+                return PlainTextResponse("no such run\n", 404, headers=HEADERS)
+            return JSONResponse(await asyncio.to_thread(read, feed), headers=HEADERS)
+
+        return guarded(answer)
+
+    async def log(request: Request) -> Response:
+        run = runs.directories.get(request.path_params["key"])
+        asked = request.query_params
+        numbers = [asked.get(name, "") for name in ("rank", "attempt")]
+        if run is None or not all(number.isdecimal() or not number for number in numbers):
+            return PlainTextResponse("no such run, rank or attempt\n", 404, headers=HEADERS)
+        if readers.count >= MOST_READERS:
+            return PlainTextResponse("too many pages are open\n", 503, headers=HEADERS)
+        rank, attempt = (int(number) if number else None for number in numbers)
+        lines = log_lines(run, rank=rank, attempt=attempt, find=asked.get("find", ""))
+        return StreamingResponse(readers.log_stream(lines), media_type="text/event-stream", headers=HEADERS)
+
     async def report(request: Request) -> Response:
         run = runs.directories.get(request.path_params["key"])
         if run is None:
@@ -275,6 +334,9 @@ def application(
         routes=[
             Route("/{token}/", guarded(static), methods=["GET"]),
             Route("/{token}/events", guarded(events), methods=["GET"]),
+            Route("/{token}/curves/{key}", of_feed(RunFeed.points), methods=["GET"]),
+            Route("/{token}/values/{key}", of_feed(RunFeed.values), methods=["GET"]),
+            Route("/{token}/log/{key}", guarded(log), methods=["GET"]),
             Route("/{token}/incident/{key}/{number:int}", guarded(report), methods=["GET"]),
             Route("/{token}/{file}", guarded(static), methods=["GET"]),
         ],
