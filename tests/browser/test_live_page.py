@@ -25,6 +25,7 @@ from support.incidents import HOSTILE, write_incident
 from support.journal import event
 from support.night import write_night
 
+from grpo_run.dashboards.live.feed import key_of
 from grpo_run.runtime.history.journal import Journal
 from grpo_run.runtime.history.run_directory import RunDirectory
 from grpo_run.watchdog.rank_metrics import LOGGED_FIELDS
@@ -245,8 +246,9 @@ def test_a_fault_opens_the_log_at_its_line(tmp_path: Path) -> None:
     with served(tmp_path) as url, browser(tmp_path) as page:
         page.show(width=1280, height=800)
         page.open(url)
-        page.wait("document.querySelector('#incidents a[href=\"#log\"]')?.click() || log", SECONDS)
-        page.wait("document.querySelector('.output .here')", SECONDS)
+        page.wait("document.querySelectorAll('#incidents a[href=\"#log\"]').length === 1", SECONDS)
+        page.value("document.querySelector('#incidents a[href=\"#log\"]').click()")
+        page.wait("document.querySelectorAll('.output .here').length === 1", SECONDS)
         assert page.value(text(".output .here")) == "1 Traceback (most recent call last):"
         box, line = (
             f"document.querySelector('{one}').getBoundingClientRect()" for one in (".output", ".here")
@@ -351,7 +353,7 @@ def test_nothing_is_more_than_three_screens_away(tmp_path: Path, width: int, hei
     (run.completions / "rank0.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     with served(tmp_path) as url, browser(tmp_path) as page:
         page.show(width=width, height=height)
-        page.open(url)
+        page.open(f"{url}?run={key_of(run.path)}")
         page.wait("document.querySelectorAll('#samples > div > details').length === 12", SECONDS)
         page.wait(has_metrics("reward", "entropy"), SECONDS)
         page.value(

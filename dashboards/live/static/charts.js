@@ -58,7 +58,7 @@ function drawCurves(svg, lines, { faults, saved, range, weight, text, say }) {
   const x = step => left + (step - first) / (last - first) * (width - left - right);
   const y = value => height - bottom - (value - low) / (high - low) * (height - top - bottom);
   const add = (name, attributes, content) => svg.appendChild(shape(name, attributes, content));
-  for (const value of ticks(low, high, 2)) {
+  for (const value of ticks(low, high, 3)) {
     add("line", { class: "grid", x1: left, x2: width - right, y1: y(value), y2: y(value) });
     add("text", { x: left - 5, y: y(value) + 4, "text-anchor": "end" }, text(value));
   }

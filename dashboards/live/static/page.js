@@ -139,7 +139,7 @@ function showIncidents(incidents) {
     const log = make("a", { href: "#log", title: "the output of the rank before the fault" }, "log");
     log.onclick = event => { event.preventDefault(); openLog({ rank: one.rank ?? "", attempt: one.attempt, fault: one.number }); };
     return make("li", {}, make("b", {}, one.number), make("div", {}, make("p", {}, one.sentence), make("p", {}, facts.filter(Boolean).join(" · "))),
-      make("span", {}, log, " ", link));
+      make("span", {}, link, " ", log));
   }));
 }
 
@@ -183,7 +183,7 @@ function showCurves() {
         box.insertBefore(figure, box.children[at] || null);
       }
       const named = lines.length > 1 || lines[0].label, values = lines.map(() => make("b", {}));
-      $("p", figure).replaceChildren(...(named ? lines.map((line, at) => make("span", {}, swatch(line.at), line.label, " ", values[at])) : []));
+      $("p", figure).replaceChildren(...(named ? lines.map((line, at) => make("span", {}, swatch(line.at), line.label || "all", " ", values[at])) : []));
       if (group.open) drawCurves($("svg", figure), lines, { ...marks, text: value => say(value, chart.unit), say: (step, points) => {
         const [point] = points, value = say(point[1], chart.unit) + (step !== null && point[2] < point[3] ? ` (${short(point[2])} to ${short(point[3])})` : "");
         $("figcaption span", figure).textContent = [step === null ? "" : `step ${point[0].toLocaleString("en")}`, named ? "" : value].filter(Boolean).join(": ");
