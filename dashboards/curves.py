@@ -71,6 +71,7 @@ LINES = {
     "terminated_completion_length": "completion_length/ended by itself",
 }
 """The keys of logged fields that are not drawn alone; the others have their own names."""
+FIELD_LINES = tuple((field, LINES.get(field, field)) for field in LOGGED_FIELDS)
 FUNCTION_LINES = {"mean": "reward_function", "std": "reward_std"}
 MOST_LINES = 160
 MOST_LABEL = 100
@@ -149,6 +150,8 @@ class RunCurves:
     def _begin(self, call: int) -> None:
         self.train_call = call
         self.curves: dict[str, Curve] = {}
+        self._known: dict[str, Curve] = {}
+        """The same, by the keys as they are told."""
         self.phases: dict[str, Curve] = {}
         """By phase or callback, the median of its seconds in a step over blocks of steps, at their ends."""
         self._before: StepCommitted | None = None
@@ -182,21 +185,22 @@ class RunCurves:
     def add(self, key: str, step: int, value: float | None) -> None:
         """Add the value of a line at a step; None is nothing."""
         if value is not None:  # the journal has null for what is not finite
-            self._line(key).add(step, value)
+            (self._known.get(key) or self._line(key)).add(step, value)
             self.changes += 1
 
     def _line(self, key: str) -> Curve:
         """The curve of a key, whose label may be a script's; those beyond a bound are not kept."""
-        key = clean(key, MOST_LABEL)
-        if key not in self.curves and len(self.curves) >= MOST_LINES:
-            return Curve()
-        return self.curves.setdefault(key, Curve())
+        if len(self._known) >= MOST_LINES:
+            return self._known.get(key) or Curve()
+        curve = self.curves.setdefault(clean(key, MOST_LABEL), Curve())
+        return self._known.setdefault(key, curve)
 
     def _logged(self, event: StepLogged, step: int, call: int) -> None:
         if call != self.train_call:
             self._begin(call)
-        for field in LOGGED_FIELDS:
-            self.add(LINES.get(field, field), step, getattr(event, field))
+        for field, key in FIELD_LINES:
+            if (value := getattr(event, field)) is not None:
+                self.add(key, step, value)
         for name, values in event.reward_functions.items():
             for kind, key in FUNCTION_LINES.items():
                 self.add(f"{key}/{name}", step, values.get(kind))

@@ -183,7 +183,7 @@ function showCurves() {
         box.insertBefore(figure, box.children[at] || null);
       }
       const named = lines.length > 1 || lines[0].label, values = lines.map(() => make("b", {}));
-      $("p", figure).replaceChildren(...(named ? lines.map((line, at) => make("span", {}, swatch(line.at), line.label || "all", " ", values[at])) : []));
+      $("p", figure).replaceChildren(...(named ? lines.map((line, at) => make("span", {}, swatch(line.at), line.label || (lines.length > runs.length ? "all" : ""), " ", values[at])) : []));
       if (group.open) drawCurves($("svg", figure), lines, { ...marks, text: value => say(value, chart.unit), say: (step, points) => {
         const [point] = points, value = say(point[1], chart.unit) + (step !== null && point[2] < point[3] ? ` (${short(point[2])} to ${short(point[3])})` : "");
         $("figcaption span", figure).textContent = [step === null ? "" : `step ${point[0].toLocaleString("en")}`, named ? "" : value].filter(Boolean).join(": ");
@@ -273,7 +273,10 @@ function openLog(asked = {}) {
   $("#log .about").textContent = asked.find ? `lines with “${asked.find}”` : asked.fault ? `${asked.rank === "" ? "all ranks" : `rank ${asked.rank}`} of attempt ${asked.attempt}, before fault ${asked.fault}` : "";
   log = new EventSource(`log/${state.key}?${new URLSearchParams(asked)}`);
   log.onopen = () => { output.replaceChildren(); state.hidden.clear(); $(".ranks-shown").replaceChildren(); };
-  log.addEventListener("end", () => log.close());
+  log.addEventListener("end", () => {
+    log.close();
+    if (!output.children.length) output.textContent = "Nothing was printed, or it is not kept.";
+  });
   log.addEventListener("lines", event => {
     const made = JSON.parse(event.data).map(([attempt, rank, descriptor, text]) => {
       const line = make("div", { hidden: state.hidden.has(rank), title: `attempt ${attempt}` }, make("b", { class: `rank${rank % COLORS}` }, rank), " ", text);
