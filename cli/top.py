@@ -28,6 +28,7 @@ LIST_SECONDS = 2.0
 LIST_READ_SECONDS = 0.2
 STACK_SECONDS = 10.0
 ONCE_WIDTH = 80
+CURVES = ("reward", "completion_length", "kl", "loss")
 BLOCKS = "▁▂▃▄▅▆▇█"
 NARROW = 110
 """Below so many columns, the runs are above the chosen one, so that their names have room."""
@@ -112,7 +113,8 @@ def frame(shown: Mapping[str, Any], width: int) -> RenderableType:
         ("goodput", _or(run["goodput"], lambda value: f"{value:.1%}")),
         *(
             (name.replace("_", " "), f"{curve[-1][1]:<9.4g}{sparkline(curve, max(8, width - 40))}")
-            for name, curve in points.items()
+            for name in CURVES
+            if (curve := points.get(name))
         ),
         *(
             ("checkpoint", f"step {one['step']}, {duration_text(max(0, time.time() - one['at']))} ago")

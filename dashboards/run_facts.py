@@ -41,6 +41,7 @@ def _fault(recovery: Recovery) -> dict[str, Any]:
     return {
         "at": recovery.at,
         "train_call": recovery.train_call,
+        "attempt": recovery.attempt,
         "step": recovery.step,
         "rank": recovery.rank,
         "cause": clean(recovery.cause, MAX_LABEL),

@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import hashlib
 import os
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from grpo_run.dashboards.clean_text import clean
-from grpo_run.dashboards.curves import RunCurves
+from grpo_run.dashboards.curves import RunCurves, charts_of
 from grpo_run.dashboards.live.samples import SampleReader
+from grpo_run.dashboards.live.values import all_values, sampled
 from grpo_run.dashboards.live.view import view
 from grpo_run.dashboards.run_facts import MAX_LABEL
 from grpo_run.runtime.catalog import run_directories
@@ -54,6 +56,9 @@ class RunFeed:
         self._beside: dict[str, list[list[Any]]] = {}
         self._samples = SampleReader(directory.completions)
         self._drawn = -1
+        self._sampled = (0, 0)
+        self._status: RunStatus | None = None
+        self._lock = threading.Lock()
         self._sent: dict[str, Any] = {}
         self.shown: dict[str, Any] = {}
         """What a page needs that has seen nothing yet, by the name of the event. Replaced by `read`."""
@@ -65,19 +70,44 @@ class RunFeed:
 
     def read(self) -> None:
         """Read the run again. A directory that cannot be read at present is the event `problem`."""
+        with self._lock:
+            self._read()
+
+    def points(self) -> Points:
+        """Return all points of the run's curves, by their keys."""
+        points: Points = (self.shown.get("curves") or {}).get("points", {})
+        return points
+
+    def values(self) -> dict[str, Any]:
+        """Return the present values of all metrics; empty before the first reading."""
+        with self._lock:
+            return {} if self._status is None else all_values(self._status, charts_of(self._status.history))
+
+    def _read(self) -> None:
         try:
             status = self._reader.read()
         except RunDirectoryError as error:
             self.shown = {**self.shown, "problem": clean(error)}
             return
+        self._status = status
+        charts = charts_of(status.history)
+        position = status.history.train_call, status.history.step
+        if status.slots and position != self._sampled and position[0] == self._curves.train_call:
+            self._sampled = position
+            for key, value in sampled(status, charts):
+                self._curves.add(key, position[1], value)
         shown: dict[str, Any] = {"run": view(status, self._curves.checkpoints, time.time())}
+        shown["layout"] = [
+            {"key": one.key, "group": one.group, "title": one.title, "unit": one.unit} for one in charts
+        ]
         if (samples := self._samples.newest()) is not None:
             shown["samples"] = samples
         shown["lanes"] = self._lanes(status)
         shown["curves"] = self.shown.get("curves")
         if self._curves.changes != self._drawn:
             self._drawn = self._curves.changes
-            points = self._curves.points()
+            phases = self._curves.longest_phases()
+            points = self._curves.points() | {f"phase_seconds/{name}": one for name, one in phases.items()}
             shown["curves"] = {"from": dict.fromkeys(points, 0), "points": points}
         self.shown = shown
 
@@ -87,7 +117,7 @@ class RunFeed:
         self._sent = shown
         changes: dict[str, Any] = {
             name: shown[name]
-            for name in ("run", "samples", "problem")
+            for name in ("layout", "run", "samples", "problem")
             if name in shown and shown[name] != before.get(name)
         }
         curves = shown.get("curves")

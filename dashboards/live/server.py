@@ -1,4 +1,4 @@
-"""The live page: a page, a stream of changes, and the reports of incidents.
+"""The live page: one page, a stream of changes, the ranks' output, and the reports of incidents.
 
 `grpo-run serve` has it of all runs (`application`), and each run of itself beside its metrics
 (`application_of`). Every address begins with a token that only the user knows; any other is answered 404.
@@ -17,14 +17,16 @@ import os
 import signal
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import structlog
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, PlainTextResponse, Response, StreamingResponse
+from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from grpo_run.dashboards.live.feed import RunFeed, RunList, key_of
+from grpo_run.dashboards.live.log_lines import log_lines
 from grpo_run.dashboards.metrics.connections import in_thread
 from grpo_run.runtime.errors import RunDirectoryError
 from grpo_run.runtime.history.run_directory import RunDirectory
@@ -43,6 +45,12 @@ MOST_READERS = 256
 WAITING_CHANGES = 32
 """A page that does not read so many changes is disconnected; it connects again and gets everything anew."""
 MAX_FEEDS = 32
+ASKED_SECONDS = 30.0
+"""A run whose curves or values a page has asked for is read for so long."""
+FIRST_SECONDS = 30.0
+"""A first reading may take so long."""
+ALIVE = b"event: alive\ndata: null\n\n"
+"""Its absence tells a page that the connection is gone."""
 STATIC = Path(__file__).with_name("static")
 FILES = {
     "": ("index.html", "text/html"),
@@ -83,7 +91,9 @@ class Readers:
         self._watching: asyncio.Task[None] | None = None
         self._feeds: dict[str, RunFeed] = {}
         self._queues: dict[str, set[asyncio.Queue[bytes | None]]] = {}
+        self._asked: dict[str, float] = {}
         self._listed: bytes = b""
+        self._logs = 0
 
     async def begin(self) -> bool:
         """Begin to read what is shown; return whether that goes on, without which pages would stand still."""
@@ -145,8 +155,21 @@ class Readers:
                 task.cancel()
 
     def _wanted(self) -> set[str]:
+        since = asyncio.get_running_loop().time() - ASKED_SECONDS
+        asked = {key for key, at in self._asked.items() if at >= since}
         default = {self.default} if self._keeps else set()
-        return default | {key for key, queues in self._queues.items() if queues}
+        return default | asked | {key for key, queues in self._queues.items() if queues}
+
+    async def feed_of(self, key: str) -> RunFeed | None:
+        """Return the feed of a run, once it has been read; None if there is no such run."""
+        loop = asyncio.get_running_loop()
+        ends = loop.time() + FIRST_SECONDS
+        self._asked[key] = loop.time()
+        while key in self.runs.directories and loop.time() < ends:
+            if (feed := self._feed(key)) is not None and feed.shown:
+                return feed
+            await asyncio.sleep(POLL_SECONDS / 4)
+        return None
 
     async def _follow(self, key: str) -> None:
         """Read one run for all of its pages: a long journal takes seconds, for which no other run waits."""
@@ -163,7 +186,7 @@ class Readers:
         feed = self._feeds.get(key)
         directory = self.runs.directories.get(key)
         if feed is None and directory is not None:
-            unused = [other for other in self._feeds if not self._queues.get(other) and other != self.default]
+            unused = [other for other in self._feeds if other not in self._wanted()]
             for other in unused[: max(0, len(self._feeds) - MAX_FEEDS + 1)]:
                 del self._feeds[other]
             feed = self._feeds[key] = RunFeed(directory)
@@ -190,8 +213,23 @@ class Readers:
 
     @property
     def count(self) -> int:
-        """How many pages are connected."""
-        return sum(map(len, self._queues.values()))
+        """How many streams pages have open."""
+        return sum(map(len, self._queues.values())) + self._logs
+
+    async def log_stream(self, batches: Callable[[], list[Any] | None]) -> AsyncIterator[bytes]:
+        """Yield lines of the ranks' output as they come, and at last that there are no more.
+
+        Args:
+            batches: returns what is new; None once nothing more can come.
+        """
+        self._logs += 1
+        try:
+            while (batch := await in_thread(batches)) is not None:
+                yield event("lines", batch) if batch else ALIVE
+                await asyncio.sleep(SEND_SECONDS)
+            yield event("end", None)
+        finally:
+            self._logs -= 1
 
     async def stream(self, key: str) -> AsyncIterator[bytes]:
         """Yield what is shown of a run, and then every change."""
@@ -209,7 +247,7 @@ class Readers:
                 try:
                     data = await asyncio.wait_for(queue.get(), QUIET_SECONDS)
                 except asyncio.TimeoutError:
-                    data = b": alive\n\n"
+                    data = ALIVE
                 if data is None:
                     return
                 yield data
@@ -270,6 +308,29 @@ def application(
             return PlainTextResponse("too many pages are open\n", 503, headers=HEADERS)
         return StreamingResponse(readers.stream(key), media_type="text/event-stream", headers=HEADERS)
 
+    def of_feed(read: Callable[[RunFeed], Any]) -> Callable[[Request], Awaitable[Response]]:
+        async def answer(request: Request) -> Response:
+            if not await readers.begin():
+                return PlainTextResponse("the page has failed\n", 503, headers=HEADERS)
+            feed = await readers.feed_of(request.path_params["key"])
+            if feed is None:
+                return PlainTextResponse("no such run\n", 404, headers=HEADERS)
+            return JSONResponse(await in_thread(read, feed), headers=HEADERS)
+
+        return guarded(answer)
+
+    async def log(request: Request) -> Response:
+        run = runs.directories.get(request.path_params["key"])
+        asked = request.query_params
+        numbers = [asked.get(name, "") for name in ("rank", "attempt")]
+        if run is None or not all(number.isdecimal() or not number for number in numbers):
+            return PlainTextResponse("no such run, rank or attempt\n", 404, headers=HEADERS)
+        if readers.count >= MOST_READERS:
+            return PlainTextResponse("too many pages are open\n", 503, headers=HEADERS)
+        rank, attempt = (int(number) if number else None for number in numbers)
+        lines = log_lines(run, rank=rank, attempt=attempt, find=asked.get("find", ""))
+        return StreamingResponse(readers.log_stream(lines), media_type="text/event-stream", headers=HEADERS)
+
     async def report(request: Request) -> Response:
         run = runs.directories.get(request.path_params["key"])
         if run is None:
@@ -292,6 +353,9 @@ def application(
             *also,
             Route("/{token}/", guarded(static), methods=["GET"]),
             Route("/{token}/events", guarded(events), methods=["GET"]),
+            Route("/{token}/curves/{key}", of_feed(RunFeed.points), methods=["GET"]),
+            Route("/{token}/values/{key}", of_feed(RunFeed.values), methods=["GET"]),
+            Route("/{token}/log/{key}", guarded(log), methods=["GET"]),
             Route("/{token}/incident/{key}/{number:int}", guarded(report), methods=["GET"]),
             Route("/{token}/{file}", guarded(static), methods=["GET"]),
         ],

@@ -33,10 +33,11 @@ def view(status: RunStatus, checkpoints: Iterable[Mapping[str, Any]], now: float
     live = status.supervisor_pid is not None
     until = now if live else None
     sentences, facts = _verdict(status), facts_of(status, until)
+    tone = _tone(status)
     numbered = [{"number": number, **one} for number, one in enumerate(facts["incidents"], 1)]
     return facts | {
         "live": live,
-        "tone": _tone(status),
+        "tone": tone,
         "sentence": clean(sentences[0]),
         "also": clean(" ".join(sentences[1:])),
         "train_call": history.train_call,
@@ -53,6 +54,8 @@ def view(status: RunStatus, checkpoints: Iterable[Mapping[str, Any]], now: float
         "host_memory": _host_memory(status),
         "ranks": _ranks(status),
         "hosts": [clean(host.line) for host in status.hosts],
+        # while something is wrong, nothing else is to be read
+        "advice": [] if tone in ("bad", "warn") else list(map(clean, history.pace())),
         "late_ranks": [clean(late.sentence) for late in status.late_ranks],
         "incidents": numbered[-SHOWN_INCIDENTS:][::-1],
         "checkpoints": [{**one, "path": clean(one["path"])} for one in checkpoints],

@@ -128,59 +128,77 @@ def _bar(span: _Span, begin: float, scale: float) -> Markup:
 
 
 def curve_chart(
-    name: str, points: Sequence[Point], marks: Sequence[Mapping[str, Any]], *, from_zero: bool = False
+    name: str, lines: Mapping[str, Sequence[Point]], steps: tuple[int, int], *, from_zero: bool = False
 ) -> dict[str, Any]:
-    """Return a curve: its SVG, a line of means and an area between the extremes of each group of steps, and
-    the numbers of its axes as texts.
+    """Return a chart of curves: its SVG, for each a line of means and an area between the extremes of each
+    group of steps, and the numbers of its axes as texts. It refers to `marks_of`, which the page has once.
 
     Args:
         name: shown above it.
-        points: not empty, in ascending order.
-        marks: faults: `step` is the last one that was completed before it, `redone_from` the one from which
-            training resumed, None if that is not known, and `text` what is shown. Lines, and areas of the
-            steps that were done again.
+        lines: at least one, by their labels; each has points, in ascending order.
+        steps: the first and the last of all charts of the page.
         from_zero: whether the lower edge is 0, so that small changes look small.
     """
-    low = 0.0 if from_zero else min(point[2] for point in points)
-    high = max(point[3] for point in points)
-    first, last = points[0][0], points[-1][0]
+    every = [point for points in lines.values() for point in points]
+    low = 0.0 if from_zero else min(point[2] for point in every)
+    high = max(point[3] for point in every)
     height = (high - low) or 1.0
 
-    def x(step: float) -> float:
-        return WIDTH * (min(max(step, first), last) - first) / max(1, last - first)
-
     def place(step: int, value: float) -> str:
-        return f"{x(step):.1f},{4 + (HEIGHT - 8) * (1 - (value - low) / height if high > low else 0.5):.1f}"
+        level = 4 + (HEIGHT - 8) * (1 - (value - low) / height if high > low else 0.5)
+        return f"{_across(step, steps):.1f},{level:.1f}"
 
-    redone, lines = [], []
-    for mark in marks:
-        step, resumed = mark["step"], mark["redone_from"]
-        if resumed is not None and resumed < step:
-            left = x(resumed)
-            redone.append(
-                Markup('<rect class="redone" x="{:.1f}" y="0" width="{:.1f}" height="{}"/>').format(
-                    left, max(1.0, x(step) - left), HEIGHT
-                )
+    drawn = [Markup('<use href="#marks"/>')]
+    for number, points in enumerate(lines.values()):
+        means = " ".join(place(step, mean) for step, mean, _, _ in points)
+        if any(smallest < largest for _, _, smallest, largest in points):
+            upper = " ".join(place(step, largest) for step, _, _, largest in points)
+            lower = " ".join(place(step, smallest) for step, _, smallest, _ in reversed(points))
+            drawn.append(
+                Markup('<polygon class="extremes l{}" points="{} {}"/>').format(number, upper, lower)
             )
-        lines.append(
-            Markup('<path class="fault" d="M{:.1f},0V{}"><title>{}</title></path>').format(
-                x(step), HEIGHT, mark["text"]
-            )
-        )
-    upper = " ".join(place(step, largest) for step, _, _, largest in points)
-    lower = " ".join(place(step, smallest) for step, _, smallest, _ in reversed(points))
-    means = " ".join(place(step, mean) for step, mean, _, _ in points)
-    area = Markup('<polygon class="extremes" points="{} {}"/>').format(upper, lower)
-    line = Markup('<polyline class="mean" points="{}"/>').format(means)
+        drawn.append(Markup('<polyline class="mean l{}" points="{}"/>').format(number, means))
     return {
         "name": name,
-        "last": number_text(points[-1][1]),
+        "lines": [(label, number_text(points[-1][1])) for label, points in lines.items()],
         "low": number_text(low),
         "high": number_text(high),
-        "first_step": first,
-        "last_step": last,
-        "svg": Markup("").join([*redone, area, line, *lines]),
+        "first_step": min(points[0][0] for points in lines.values()),
+        "last_step": max(points[-1][0] for points in lines.values()),
+        "svg": Markup("").join(drawn),
     }
+
+
+def marks_of(
+    marks: Sequence[Mapping[str, Any]], checkpoints: Sequence[int], steps: tuple[int, int]
+) -> Markup:
+    """Return what all charts of a page show: faults as lines, areas of the steps that were done again, and
+    ticks at checkpoints.
+
+    Args:
+        marks: faults: `step` is the last one that was completed before it, `redone_from` the one from which
+            training resumed, None if that is not known, and `text` what is shown.
+        steps: the first and the last of the charts.
+    """
+    drawn = []
+    for mark in marks:
+        at, resumed = _across(mark["step"], steps), mark["redone_from"]
+        if resumed is not None and resumed < mark["step"]:
+            left = _across(resumed, steps)
+            area = Markup('<rect class="redone" x="{:.1f}" y="0" width="{:.1f}" height="{}"/>')
+            drawn.append(area.format(left, max(1.0, at - left), HEIGHT))
+        line = Markup('<path class="fault" d="M{:.1f},0V{}"><title>{}</title></path>')
+        drawn.append(line.format(at, HEIGHT, mark["text"]))
+    drawn += [
+        Markup('<path class="saved" d="M{:.1f},{}v-8"/>').format(_across(step, steps), HEIGHT)
+        for step in checkpoints
+    ]
+    return Markup("").join(drawn)
+
+
+def _across(step: float, steps: tuple[int, int]) -> float:
+    first, last = steps
+    return WIDTH * (min(max(step, first), last) - first) / max(1, last - first)
 
 
 def number_text(value: float) -> str:

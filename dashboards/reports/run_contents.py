@@ -13,8 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from grpo_run.dashboards.clean_text import clean
-from grpo_run.dashboards.curves import RunCurves
-from grpo_run.dashboards.reports.charts import Point
+from grpo_run.dashboards.curves import RunCurves, charts_of
 from grpo_run.dashboards.run_facts import facts_of, memory_of
 from grpo_run.runtime.features import modules
 from grpo_run.runtime.history.history import History
@@ -27,7 +26,8 @@ from grpo_run.watchdog.text import rank_names
 MAX_CONFIGURATION = 30_000
 SHOWN_INCIDENTS = 200
 SHOWN_RANKS = 64
-SHOWN_PHASES = 6
+MOST_POINTS = 200
+"""Of a curve: charts are small."""
 LEAST_SECONDS = 0.05
 """Time in no state that is worth a row."""
 
@@ -36,10 +36,12 @@ def read_run_report(run: RunDirectory) -> dict[str, Any]:
     """Return everything the report shows, as JSON values.
 
     `wall_seconds` is the time by what it was spent on; its sum is the time from the first event to the last.
-    `curves` are of the `train()` call with the number `curves_of_call`, and `marks` its faults; `phases` has
-    the seconds that phases and callbacks took in its steps, the longest first, and `growth` says which of
-    them got slower and slower. `data` has what features say of the data. `number` of an incident is that of
-    its folder; None if it has none. `omitted` is the number of earlier incidents that are not listed.
+    `curves` are of the `train()` call with the number `curves_of_call`, by keys of `charts`, and `marks` its
+    faults; `phases` has the seconds that phases and callbacks took in its steps, the longest first, and
+    `growth` says which of them got slower and slower. `no_gradient` is the time of all ranks on steps, and
+    what of it has taught nothing, by why. `data` has what features say of the data. `number` of an incident
+    is that of its folder; None if it has none. `omitted` is the number of earlier incidents that are not
+    listed.
 
     Raises:
         RunDirectoryError: it is not a run directory, or cannot be read.
@@ -57,9 +59,12 @@ def read_run_report(run: RunDirectory) -> dict[str, Any]:
         "began_at": history.wall.first,
         "ended_at": history.wall.last,
         "wall_seconds": _wall_seconds(history),
-        "curves": curves.points(),
+        "charts": [{"key": one.key, "group": one.group, "title": one.title} for one in charts_of(history)],
+        "curves": curves.points(MOST_POINTS),
         "curves_of_call": curves.train_call,
-        "phases": _longest(curves),
+        "checkpoints": [one["step"] for one in curves.checkpoints if one["train_call"] == curves.train_call],
+        "phases": curves.longest_phases(MOST_POINTS),
+        "no_gradient": _no_gradient(history, curves),
         "growth": list(map(clean, history.pace())),
         "marks": [
             {"step": one["step"], "redone_from": one["from_checkpoint"], "text": one["sentence"]}
@@ -94,12 +99,21 @@ def _wall_seconds(history: History) -> dict[str, float]:
     return seconds | ({"unfinished step": rest} if rest > LEAST_SECONDS else {})
 
 
-def _longest(curves: RunCurves) -> dict[str, Sequence[Point]]:
-    """The curves of the phases and callbacks that took most time, the longest first."""
-    points = {clean(name, 100): curve.points() for name, curve in curves.phases.items()}
-    seconds = {name: sum(point[1] for point in one) / len(one) for name, one in points.items() if one}
-    longest = sorted(seconds, key=lambda name: -seconds[name])[:SHOWN_PHASES]
-    return {name: points[name] for name in longest}
+def _no_gradient(history: History, curves: RunCurves) -> dict[str, Any]:
+    """The hours of all ranks on steps, and those that bought no gradient. What was logged of the newest call
+    stands for all steps; a group whose rewards are equal counts as its share of a step.
+    """
+    productive, redone = (history.wall.seconds[state] for state in (WallState.productive, WallState.redone))
+    step_seconds = curves.mean("step_seconds") or history.step_seconds() or 0.0
+    seconds = {"groups with equal rewards": (curves.mean("zero_variance_groups") or 0.0) * productive}
+    seconds |= {
+        why: steps * step_seconds for part in history.parts for why, steps in part.without_gradient().items()
+    } | {"steps done again": redone}
+    hours = max(1, history.world_size) / 3600
+    return {
+        "total_hours": (productive + redone) * hours,
+        "hours": {why: one * hours for why, one in seconds.items() if one > 0},
+    }
 
 
 def _memory_notes(history: History) -> list[str]:

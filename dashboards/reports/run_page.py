@@ -6,10 +6,10 @@ Called by `grpo-run report` with what `run_contents.py` has read. Pure except fo
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from grpo_run.dashboards.reports.charts import curve_chart
+from grpo_run.dashboards.reports.charts import Point, curve_chart, marks_of, number_text
 from grpo_run.dashboards.reports.incident_facts import duration
 from grpo_run.dashboards.reports.rendering import render
 
@@ -25,7 +25,6 @@ LABELS = {
 }
 Report = Mapping[str, Any]
 """What `run_contents.read_run_report` returns."""
-CURVES = {"reward": "Reward", "loss": "Loss", "completion_length": "Completion length", "kl": "KL divergence"}
 
 
 def wall_rows(report: Report) -> list[dict[str, Any]]:
@@ -78,6 +77,8 @@ def figures(report: Report) -> dict[str, str]:
 def as_html(report: Report) -> str:
     """Return the page; all texts of the report are escaped."""
     first, stop, further = report["sentence"].partition(". ")
+    curves = [*report["curves"].values(), *report["phases"].values()]
+    steps = min((one[0][0] for one in curves), default=0), max((one[-1][0] for one in curves), default=0)
     return render(
         "run.html",
         sentence=first + stop.rstrip(),
@@ -86,15 +87,43 @@ def as_html(report: Report) -> str:
         report=report,
         figures=figures(report),
         wall=wall_rows(report),
-        curves=[
-            curve_chart(label, report["curves"][name], report["marks"])
-            for name, label in CURVES.items()
-            if report["curves"].get(name)
-        ],
+        marks=marks_of(report["marks"], report["checkpoints"], steps),
+        groups={
+            group: [
+                curve_chart(one["title"], lines, steps)
+                for one in report["charts"]
+                if one["group"] == group and (lines := lines_of(report, one["key"]))
+            ]
+            for group in ("learning", "rollouts", "machine")
+        },
         phases=[
-            curve_chart(f"{name}, seconds", points, report["marks"], from_zero=True)
+            curve_chart(f"{name}, seconds", {"": points}, steps, from_zero=True)
             for name, points in report["phases"].items()
         ],
+        no_gradient=no_gradient(report),
+    )
+
+
+def lines_of(report: Report, key: str) -> dict[str, Sequence[Point]]:
+    """Return the curves of a chart by their labels."""
+    return {
+        name.partition("/")[2]: points
+        for name, points in report["curves"].items()
+        if name.partition("/")[0] == key
+    }
+
+
+def no_gradient(report: Report) -> str:
+    """Return a sentence on the time that has taught nothing; empty if there was none."""
+    spent, hours = report["no_gradient"]["total_hours"], report["no_gradient"]["hours"]
+    if not hours or not spent:
+        return ""
+    unit = "GPU-hours" if any(one["where"] == "device" for one in report["memory"]) else "rank-hours"
+    parts = ", ".join(f"{why} {number_text(one)}" for why, one in hours.items())
+    lost = sum(hours.values())
+    return (
+        f"Of {number_text(spent)} {unit} on steps, {number_text(lost)} ({lost / spent:.0%}) bought no"
+        f" gradient: {parts}."
     )
 
 
@@ -105,4 +134,16 @@ def as_json(report: Report) -> str:
 
 def as_markdown(report: Report) -> str:
     """Return the report as Markdown, with the range of each curve instead of its points."""
-    return render("run.md", report=report, figures=figures(report), wall=wall_rows(report), labels=CURVES)
+    titles = {one["key"]: one["title"] for one in report["charts"]}
+    labels = {
+        name: ": ".join(filter(None, (titles[name.partition("/")[0]], name.partition("/")[2])))
+        for name in report["curves"]
+    }
+    return render(
+        "run.md",
+        report=report,
+        figures=figures(report),
+        wall=wall_rows(report),
+        labels=labels,
+        no_gradient=no_gradient(report),
+    )

@@ -205,12 +205,18 @@ class RolledBack(Event, kw_only=True):
 
 
 class StepCommitted(Event, kw_only=True):
-    """All ranks have voted on a step, at `committed_at` in seconds since the epoch."""
+    """All ranks have voted on a step, at `committed_at` in seconds since the epoch.
+
+    Attributes:
+        tokens, completions: that this host's ranks have generated in the attempt until then; None for none.
+    """
 
     step: int
     train_call: int | None = None
     target_steps: int | None = None
     committed_at: float | None = None
+    tokens: int | None = None
+    completions: int | None = None
 
 
 if TYPE_CHECKING:

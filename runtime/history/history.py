@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, ClassVar, TypeVar
 
+from grpo_run.runtime.charts import Chart
 from grpo_run.runtime.errors import EXIT_FINISHED, EXIT_GAVE_UP, EXIT_STOPPED
 from grpo_run.runtime.event import Event, EventDecoder, Unread
 from grpo_run.runtime.history.events import (
@@ -85,9 +86,15 @@ class HistoryPart:
 
     Attributes:
         EVENTS: their types; also events of the core, which are applied there first.
+        CHARTS: what the live page and the report draw of them.
     """
 
     EVENTS: ClassVar[tuple[type[Event], ...]]
+    CHARTS: ClassVar[tuple[Chart, ...]] = ()
+
+    def drawn(self, event: Any, /) -> Mapping[str, float]:
+        """Return what one of its events adds to lines of its charts at the event's step, by their keys."""
+        return {}
 
     def apply(self, event: Any, /) -> None:
         """Take one of these events."""
@@ -95,6 +102,10 @@ class HistoryPart:
 
     def as_json(self) -> dict[str, Any]:
         """Return fields of the object that `grpo-run status --json` prints."""
+        return {}
+
+    def without_gradient(self) -> Mapping[str, float]:
+        """Return how many steps have taught nothing, by why."""
         return {}
 
     def facts(self) -> Mapping[str, str]:
@@ -320,7 +331,7 @@ class History:
                 self.memory_restarts.apply_restart(event)
             case RewardCalls():
                 self.rewards.apply(event)
-        for part in self._takers.get(type(event), ()):
+        for part in self.takers(type(event)):
             part.apply(event)
 
     @property
@@ -338,6 +349,10 @@ class History:
             if isinstance(part, kind):
                 return part
         raise LookupError(kind.__name__)
+
+    def takers(self, kind: type[Event]) -> Sequence[HistoryPart]:
+        """Return the parts of features that take events of a type."""
+        return self._takers.get(kind, ())
 
     def facts(self) -> dict[str, str]:
         """Return what features have in effect, by name."""

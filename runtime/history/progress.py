@@ -32,6 +32,7 @@ class Commit:
         resumed_step: the step that the call resumed from.
         target_steps: number of steps of the call.
         voted_at_seconds: when the last rank voted, on the monotonic clock.
+        tokens, completions: that the ranks of the board have generated in this attempt.
     """
 
     train_call: int
@@ -39,6 +40,8 @@ class Commit:
     resumed_step: int
     target_steps: int
     voted_at_seconds: float
+    tokens: int = 0
+    completions: int = 0
 
     def as_event(self, *, wall_time: float, now_seconds: float) -> StepCommitted:
         """Return its journal event.
@@ -52,6 +55,8 @@ class Commit:
             train_call=self.train_call,
             target_steps=self.target_steps,
             committed_at=wall_time - (now_seconds - self.voted_at_seconds),
+            tokens=self.tokens or None,
+            completions=self.completions or None,
         )
 
 
@@ -79,6 +84,8 @@ def newest_commit(slots: Mapping[int, Slot | None], world_size: int) -> Commit |
         resumed_step=readings[0].resumed_step,
         target_steps=readings[0].target_steps,
         voted_at_seconds=max(slot.voted_at_seconds for slot in readings),
+        tokens=sum(slot.tokens_generated for slot in readings),
+        completions=int(sum(slot.completions for slot in readings)),
     )
 
 

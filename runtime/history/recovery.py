@@ -24,7 +24,7 @@ class Recovery:
 
     Args:
         cause, rank, sentence, signature, incident: from the verdict; `incident` is the folder.
-        step, train_call: the position at which the fault happened.
+        step, train_call: the position at which the fault happened, and `attempt` that it has ended.
         action: chosen by the policy; empty until then.
         detection_seconds: from the fault to the verdict.
         recovery_seconds: from the fault to the next committed step.
@@ -43,6 +43,7 @@ class Recovery:
     incident: str | None = None
     at: float = 0.0
     train_call: int = 0
+    attempt: int = 0
     from_checkpoint: int | None = None
     signature: str = ""
     sentence: str = ""
@@ -99,6 +100,7 @@ class Recovery:
             incident=event.incident,
             at=event.failed_at or event.time,
             train_call=event.train_call or train_call,
+            attempt=event.attempt or 0,
             signature=event.signature or "",
             sentence=event.sentence or "",
             lost_connection=tuple(event.lost_connection),

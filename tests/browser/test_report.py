@@ -61,7 +61,7 @@ def test_a_run_is_complete_without_a_network(chromium: Page, tmp_path: Path) -> 
     path.write_text(as_html(read_run_report(run)))
     shown, console = opened(chromium, path, dark=True)
     assert console == []
-    assert shown.count('class="mean"') == 3
+    assert shown.count('class="mean l0"') == 4
     assert 'class="productive"' in shown
     assert "<title>taken</title>" not in shown
     assert "&lt;img src=x onerror=alert(1)&gt;" in shown

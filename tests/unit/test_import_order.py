@@ -39,7 +39,7 @@ PURE_ROOMS: dict[str, set[str]] = {
 }
 """Rooms of decisions: no clock, file or process. With the modules in them that observe."""
 DECIDERS = {
-    "runtime": {"call_names", "errors", "event"},
+    "runtime": {"call_names", "charts", "errors", "event"},
     "runtime.checkpoints": {"compatibility"},
     "runtime.history": {
         "events", "history", "progress", "lifecycle",

@@ -29,53 +29,72 @@ function short(value) {
   return String(+value.toPrecision(size >= 1000 ? 4 : 3));
 }
 
-// points: [step, mean, lowest, highest]; faults: [{number, step, from_checkpoint, lost_steps}].
-function drawCurve(svg, points, faults, color, readout) {
-  const width = svg.clientWidth || 480, height = svg.clientHeight || 176;
-  const left = 38, right = 6, top = 16, bottom = 20;
+// The charts that are on the page, by their svg: how to move their cursor to a step.
+const cursors = new Map();
+let cursorStep = null;
+
+function moveCursors(step) {
+  cursorStep = step;
+  for (const [svg, move] of cursors) svg.isConnected ? move(step) : cursors.delete(svg);
+}
+
+// The exponential moving average of the means; `weight` is what stays of the past, from 0 to below 1.
+function smooth(points, weight) {
+  let sum = 0, scale = 0;
+  return points.map(([step, mean]) => [step, (sum = sum * weight + mean * (1 - weight)) / (scale = scale * weight + 1 - weight)]);
+}
+
+// lines: [{points: [[step, mean, lowest, highest]], color, dash}]; faults: [{number, step, lost_steps}]; saved: steps;
+// range: [first, last step] of all charts, which share one cursor; say(step or null, the point of each line there, or the last).
+function drawCurves(svg, lines, { faults, saved, range, weight, text, say }) {
+  const width = svg.clientWidth || 240, height = svg.clientHeight || 88;
+  const left = 40, right = 4, top = 11, bottom = 14, [first, last] = range;
   svg.setAttribute("viewBox", `0 0 ${width} ${height}`);
   svg.replaceChildren();
-  const first = points[0][0], last = Math.max(points.at(-1)[0], first + 1);
   let low = Infinity, high = -Infinity;
-  for (const point of points) { low = Math.min(low, point[2]); high = Math.max(high, point[3]); }
+  for (const { points } of lines) for (const point of points) { low = Math.min(low, point[2]); high = Math.max(high, point[3]); }
   if (low >= 0 && low < high * .5) low = 0;
   if (low === high) { low -= Math.abs(low) * .1 || .5; high += Math.abs(high) * .1 || .5; }
   const x = step => left + (step - first) / (last - first) * (width - left - right);
   const y = value => height - bottom - (value - low) / (high - low) * (height - top - bottom);
+  const add = (name, attributes, content) => svg.appendChild(shape(name, attributes, content));
   for (const value of ticks(low, high, 3)) {
-    svg.append(shape("line", { class: "grid", x1: left, x2: width - right, y1: y(value), y2: y(value) }));
-    svg.append(shape("text", { x: left - 6, y: y(value) + 4, "text-anchor": "end" }, short(value)));
+    add("line", { class: "grid", x1: left, x2: width - right, y1: y(value), y2: y(value) });
+    add("text", { x: left - 5, y: y(value) + 4, "text-anchor": "end" }, text(value));
   }
-  for (const step of ticks(first, last, Math.max(2, width / 75)).filter(Number.isInteger)) {
-    svg.append(shape("text", { x: x(step), y: height - 4, "text-anchor": x(step) > width - 30 ? "end" : "middle" }, step.toLocaleString("en")));
-  }
+  add("text", { x: left, y: height - 2 }, first.toLocaleString("en"));
+  add("text", { x: width - right, y: height - 2, "text-anchor": "end" }, last.toLocaleString("en"));
   let labelled = -Infinity;
   for (const fault of [...faults].sort((a, b) => a.step - b.step)) {
     const at = Math.min(Math.max(fault.step, first), last);
     if (fault.lost_steps) {
       const from = Math.max(first, fault.step - fault.lost_steps);
-      svg.append(shape("rect", { class: "redone", x: x(from), width: Math.max(3, x(at) - x(from)), y: top, height: height - top - bottom }));
+      add("rect", { class: "redone", x: x(from), width: Math.max(3, x(at) - x(from)), y: top, height: height - top - bottom });
     }
-    svg.append(shape("line", { class: "fault", x1: x(at), x2: x(at), y1: top, y2: height - bottom }));
-    if (x(at) - labelled > 16) {
-      svg.append(shape("text", { class: "fault", x: x(at), y: top - 4, "text-anchor": "middle" }, fault.number));
-      labelled = x(at);
-    }
+    add("line", { class: "fault", x1: x(at), x2: x(at), y1: top, y2: height - bottom });
+    if (x(at) - labelled > 16) add("text", { class: "fault", x: labelled = x(at), y: top - 2, "text-anchor": "middle" }, fault.number);
   }
-  const path = at => points.map(point => `${x(point[0]).toFixed(1)} ${y(point[at]).toFixed(1)}`).join("L");
-  const lowest = [...points].reverse().map(point => `${x(point[0]).toFixed(1)} ${y(point[2]).toFixed(1)}`).join("L");
-  svg.append(shape("path", { class: "band", d: `M${path(3)}L${lowest}Z` }), shape("path", { class: "line", d: `M${path(1)}` }));
-  for (const drawn of svg.querySelectorAll("path")) drawn.style[drawn.matches(".line") ? "stroke" : "fill"] = color;
-  const cursor = shape("line", { class: "cursor", y1: top, y2: height - bottom, visibility: "hidden" });
-  svg.append(cursor);
-  svg.onpointermove = event => {
-    const step = first + (event.offsetX - left) / (width - left - right) * (last - first);
-    const near = points.reduce((best, point) => Math.abs(point[0] - step) < Math.abs(best[0] - step) ? point : best);
-    for (const end of ["x1", "x2"]) cursor.setAttribute(end, x(near[0]));
-    cursor.setAttribute("visibility", "visible");
-    readout(near);
-  };
-  svg.onpointerleave = () => { cursor.setAttribute("visibility", "hidden"); readout(null); };
+  for (const step of saved) if (step >= first && step <= last) add("path", { class: "saved", d: `M${x(step) - 3} ${height - bottom + 4}l3 -5l3 5Z` });
+  const path = (points, at = 1) => points.map(point => `${x(point[0]).toFixed(1)} ${y(point[at]).toFixed(1)}`).join("L");
+  for (const { points, color, dash } of lines) {
+    const flat = points.every(point => point[2] === point[3]);
+    if (!flat && !weight) add("path", { class: "band", d: `M${path(points, 3)}L${path([...points].reverse(), 2)}Z` }).style.fill = color;
+    if (weight) add("path", { class: "raw", d: `M${path(points)}` }).style.stroke = color;
+    const line = add("path", { class: "line", d: `M${path(weight ? smooth(points, weight) : points)}` });
+    line.style.stroke = color;
+    if (dash) line.style.strokeDasharray = dash;
+    if (points.length === 1) add("circle", { cx: x(points[0][0]), cy: y(points[0][1]), r: 2.5 }).style.fill = color;
+  }
+  const cursor = add("line", { class: "cursor", y1: top, y2: height - bottom, visibility: "hidden" });
+  cursors.set(svg, step => {
+    cursor.setAttribute("visibility", step === null ? "hidden" : "visible");
+    for (const end of ["x1", "x2"]) if (step !== null) cursor.setAttribute(end, x(Math.min(Math.max(step, first), last)));
+    const near = points => points.reduce((best, point) => Math.abs(point[0] - step) < Math.abs(best[0] - step) ? point : best);
+    say(step, lines.map(({ points }) => step === null ? points.at(-1) : near(points)));
+  });
+  cursors.get(svg)(cursorStep);
+  svg.onpointermove = event => moveCursors(Math.round(first + (event.offsetX - left) / (width - left - right) * (last - first)));
+  svg.onpointerleave = () => moveCursors(null);
 }
 
 // lanes: Map of rank → Map of begin → [phase, begin, end or null]; times in seconds.

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+from grpo_run.runtime.charts import Chart
 from grpo_run.runtime.event import Event
 from grpo_run.runtime.history.history import HistoryPart
 from grpo_run.watchdog.text import counted
@@ -73,6 +75,12 @@ class ToolHistory(HistoryPart):
     """
 
     EVENTS: ClassVar[tuple[type[Event], ...]] = (ToolCalls, ToolCancelled, ToolFault)
+    CHARTS: ClassVar[tuple[Chart, ...]] = (
+        Chart(key="tool_calls", group="rollouts", title="Tool calls", unit="count",
+              metrics=("grpo_tool_calls_total", "grpo_tool_failures_total")),
+        Chart(key="tool_seconds", group="rollouts", title="Time in tools, all ranks", unit="seconds",
+              metrics=("grpo_tool_seconds_total",)),
+    )  # fmt: skip
 
     totals: dict[tuple[str, str], Totals] = field(default_factory=dict)
     ended_calls: Counter[str] = field(default_factory=Counter)
@@ -99,6 +107,13 @@ class ToolHistory(HistoryPart):
                 self.ended_calls[event.tool] += 1
             case ToolFault():
                 self.faults[event.tool] += 1
+
+    def drawn(self, event: Event) -> Mapping[str, float]:
+        """Return the calls of a step, those that failed, and their time."""
+        if not isinstance(event, ToolCalls):
+            return {}
+        calls = {f"tool_calls/{event.tool}": event.calls, f"tool_calls/{event.tool} failed": event.failures}
+        return {**calls, f"tool_seconds/{event.tool}": event.total_seconds}
 
     def as_json(self) -> dict[str, Any]:
         """Return the totals by name."""

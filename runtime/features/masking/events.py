@@ -6,10 +6,11 @@ Steps that are repeated after a recovery count again, because their samples are 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+from grpo_run.runtime.charts import Chart
 from grpo_run.runtime.event import Event
 from grpo_run.runtime.history.history import HistoryPart
 from grpo_run.watchdog.text import TextEnum, counted
@@ -95,6 +96,10 @@ class MaskedSamples(HistoryPart):
     """Counts of the run so far. `apply` is the only method that changes them."""
 
     EVENTS: ClassVar = (SampleMasked, GroupMasked, RewardsRepeated)
+    CHARTS: ClassVar = (
+        Chart(key="masked", group="rollouts", title="Masked samples, by reason",
+              metrics=("grpo_samples_masked_total",)),
+    )  # fmt: skip
 
     samples: Counter[str] = field(default_factory=Counter)
     """Masked samples by reason, of `MaskingReason` or of a feature; too many count as `failed`."""
@@ -116,6 +121,14 @@ class MaskedSamples(HistoryPart):
                 self.steps_without_samples += event.steps_without_samples
             case RewardsRepeated():
                 self.repeated_rewards += 1
+
+    def drawn(self, event: Event) -> Mapping[str, float]:
+        """Return the masked samples of a step."""
+        return {f"masked/{event.reason}": event.count} if isinstance(event, SampleMasked) else {}
+
+    def without_gradient(self) -> Mapping[str, float]:
+        """Return the steps of rollouts without samples."""
+        return {"no sample was left": self.steps_without_samples}
 
     def as_json(self) -> dict[str, Any]:
         """Return the counts."""

@@ -9,6 +9,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
+from grpo_run.runtime.charts import Chart
 from grpo_run.runtime.event import Event
 from grpo_run.runtime.history.events import AttemptStarted, RunStarted
 from grpo_run.runtime.history.history import HistoryPart
@@ -103,6 +104,12 @@ class RolloutServer(HistoryPart):
         RunStarted, AttemptStarted, ServerStarted, ServerReady, ServerEnded, ServerUsed, WeightsSent,
         RolloutMade,
     )  # fmt: skip
+    CHARTS: ClassVar[tuple[Chart, ...]] = (
+        Chart(key="weight_sync", group="rollouts", title="Weight sync", unit="seconds",
+              metrics=("grpo_weight_syncs_total", "grpo_weight_sync_seconds_total")),
+        Chart(key="sample_origin", group="rollouts", title="Samples of the server, by policy", unit="count",
+              metrics=("grpo_rollout_samples_total",)),
+    )  # fmt: skip
 
     local_ranks: int = 1
     base_url: str = ""
@@ -144,6 +151,15 @@ class RolloutServer(HistoryPart):
                 self.longest_sync_seconds = max(self.longest_sync_seconds, event.seconds)
             case RolloutMade():
                 self.samples[event.origin] += event.samples
+
+    def drawn(self, event: Event) -> Mapping[str, float]:
+        """Return the time of a sync, and the origin of samples."""
+        match event:
+            case WeightsSent():
+                return {"weight_sync": event.seconds}
+            case RolloutMade():
+                return {f"sample_origin/{event.origin.replace('_', ' ')}": event.samples}
+        return {}
 
     def facts(self) -> Mapping[str, str]:
         """Return the server and the origin of the samples."""

@@ -9,8 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.journal import as_event
 
-from grpo_run.dashboards.curves import MOST_POINTS, Curve, RunCurves
+from grpo_run.dashboards.curves import CHARTS, LINES, MOST_LINES, MOST_POINTS, Curve, RunCurves, charts_of
+from grpo_run.dashboards.metrics.catalogue import RUN_METRICS
 from grpo_run.runtime.history.history import History
+from grpo_run.runtime.launching.reading import history_parts
+from grpo_run.watchdog.rank_metrics import LOGGED_FIELDS
 
 
 def follow(curves: RunCurves, event: str, **fields: Any) -> None:
@@ -107,3 +110,68 @@ def test_points_of_the_past_stay_while_a_curve_grows() -> None:
         changed += points[: len(before) - 1] != before[:-1]
         before = points
     assert changed == 4
+
+
+def test_every_logged_metric_is_drawn() -> None:
+    """A row that is added to the table of metrics needs a chart."""
+    keys = {chart.key for chart in CHARTS}
+    assert {LINES.get(name, name).partition("/")[0] for name in LOGGED_FIELDS} <= keys
+
+
+def test_each_reward_function_has_its_mean_and_its_spread() -> None:
+    """Under its name, also if it has a stroke, without what would break a page."""
+    curves = RunCurves()
+    functions = {"a/b": {"mean": 0.25, "std": 0.5}, "\x1b[2J": {"mean": 1.0}}
+    follow(curves, "step_logged", step=1, train_call=1, reward=0.5, reward_functions=functions)
+    assert {key: points[0][1] for key, points in curves.points().items()} == {
+        "reward": 0.5, "reward_function/a/b": 0.25, "reward_std/a/b": 0.5, "reward_function/␛[2J": 1.0,
+    }  # fmt: skip
+
+
+def test_a_script_cannot_make_lines_without_end() -> None:
+    """A reward function may have another name in every step."""
+    curves = RunCurves()
+    for step in range(2 * MOST_LINES):
+        functions = {f"f{step}": {"mean": 1.0}}
+        follow(curves, "step_logged", step=step, train_call=1, reward=0.5, reward_functions=functions)
+    assert len(curves.points()) == MOST_LINES
+    assert steps_of(curves)[-1] == 2 * MOST_LINES - 1
+
+
+def test_the_pace_of_steps_is_that_between_commits_of_one_attempt() -> None:
+    """Steps that were committed together share their time; a restart and a new count begin anew."""
+    curves = RunCurves()
+    for attempt, step, at, tokens in (
+        (0, 1, 10.0, 100),
+        (0, 3, 14.0, 500),
+        (1, 2, 50.0, 80),
+        (1, 3, 51.0, 90),
+    ):
+        follow(curves, "step_committed", train_call=1, attempt=attempt, step=step, committed_at=at,
+               tokens=tokens, completions=tokens // 10)  # fmt: skip
+    drawn = {key: [(step, mean) for step, mean, _, _ in points] for key, points in curves.points().items()}
+    assert drawn["step_seconds"] == [(3, 1.0)]
+    assert drawn["tokens_per_second"] == [(3, 10.0)]
+    assert drawn["completions_per_second"] == [(3, 1.0)]
+
+
+def test_what_features_draw_is_added_up_over_ranks() -> None:
+    """At the step of the event, in whichever order the ranks write."""
+    history = History(parts=tuple(history_parts()))
+    curves = RunCurves()
+    logged(curves, 1)
+    for rank, step in ((0, 2), (0, 3), (1, 2)):
+        record = {"event": "sample_masked", "rank": rank, "step": step, "reason": "nan", "count": 2}
+        curves.apply(as_event(record, history.decoder), history)
+    assert [(step, mean) for step, mean, _, _ in curves.points()["masked/nan"]] == [(2, 4.0), (3, 2.0)]
+    assert "masked" in {chart.key for chart in charts_of(history)}
+
+
+def test_keys_of_charts_are_unique_and_their_metrics_exist() -> None:
+    """Those of features too; a chart that is sampled has one metric."""
+    charts = charts_of(History(parts=tuple(history_parts())))
+    names = {metric.name for metric in RUN_METRICS}
+    assert len({chart.key for chart in charts}) == len(charts)
+    for chart in charts:
+        assert set(chart.metrics or (f"grpo_rank_{chart.key}",)) <= names, chart
+        assert not chart.sampled or len(chart.metrics) == 1

@@ -73,7 +73,7 @@ def test_nothing_is_sent_of_a_run_in_which_nothing_happens(tmp_path: Path) -> No
     run, journal = make_run(tmp_path)
     log(journal, 1, 2)
     feed = RunFeed(run)
-    assert set(poll(feed)) == {"run", "curves"}
+    assert set(poll(feed)) == {"run", "curves", "layout"}
     assert poll(feed) == {}
 
 

@@ -47,7 +47,15 @@ def client(run: RunDirectory, tmp_path: Path) -> Iterator[TestClient]:
 
 def paths(run: RunDirectory) -> list[str]:
     """Every address below the token."""
-    return ["", "page.js", "charts.js", "page.css", f"incident/{key_of(run.path)}/1"]
+    key = key_of(run.path)
+    asked = [
+        f"incident/{key}/1",
+        f"curves/{key}",
+        f"values/{key}",
+        f"log/{key}",
+        f"log/{key}?rank=1&attempt=0",
+    ]
+    return ["", "page.js", "charts.js", "page.css", *asked]
 
 
 def test_the_page_and_its_files_are_served_with_the_token(client: TestClient, run: RunDirectory) -> None:
@@ -87,8 +95,9 @@ def test_no_address_takes_anything_but_get(client: TestClient, run: RunDirectory
 
 
 @pytest.mark.parametrize(
-    "path", ["../server.py", "..%2fserver.py", "__init__.py", "index.html", "incident/x/1", "events?run=x"]
-)
+    "path", ["../server.py", "..%2fserver.py", "__init__.py", "index.html", "incident/x/1", "events?run=x",
+     "curves/x", "values/x", "log/x", "log/../x"],
+)  # fmt: skip
 def test_what_is_not_listed_is_not_found(client: TestClient, path: str) -> None:
     """No name in an address is used as a path."""
     assert client.get(f"/{TOKEN}/{path}").status_code == 404
@@ -300,3 +309,27 @@ def test_a_page_of_a_running_launch_that_fails_disconnects_and_ends_nothing_else
             assert time.monotonic() < ends
         assert client.get(f"/{TOKEN}/").status_code == 200
     assert [entry["event"] for entry in logs] == ["live_page_failed"]
+def test_a_log_is_a_stream_that_ends_with_the_run(client: TestClient, run: RunDirectory) -> None:
+    """It counts as an open page while it lasts; what is no number is no rank."""
+    run.attempt(0).mkdir()
+    (run.attempt(0) / "rank1.log").write_text("one\n</script>two\n")
+    answer = client.get(f"/{TOKEN}/log/{key_of(run.path)}?attempt=0")
+    assert answer.headers["content-type"].startswith("text/event-stream")
+    assert 'data: [[0,1,1,"one"],[0,1,1,"</script>two"]]' in answer.text
+    assert answer.text.endswith("event: end\ndata: null\n\n")
+    assert client.get(f"/{TOKEN}/log/{key_of(run.path)}?rank=-1").status_code == 404
+
+
+def test_curves_of_a_run_that_no_page_shows_are_read(client: TestClient, run: RunDirectory) -> None:
+    """To be drawn over those of the one that is shown; with every metric in a list."""
+    other = RunDirectory(path=run.path.with_name("other"))
+    other.create()
+    other.write_run({"run_id": "other"})
+    Journal(other.journal, "other").write(event("step_logged", rank=0, step=3, train_call=1, reward=0.5))
+    deadline = time.monotonic() + 20
+    while (answer := client.get(f"/{TOKEN}/curves/{key_of(other.path)}")).status_code == 404:
+        assert time.monotonic() < deadline  # until the list has been read again
+        time.sleep(0.05)
+    assert answer.json() == {"reward": [[3, 0.5, 0.5, 0.5]]}
+    names = {row["name"] for row in client.get(f"/{TOKEN}/values/{key_of(other.path)}").json()["rows"]}
+    assert {"grpo_run_state", "grpo_reward"} <= names

@@ -120,3 +120,17 @@ def test_texts_of_scripts_are_harmless(make_status: MakeStatus) -> None:
 def test_control_characters_become_visible(text: object, expected: str) -> None:
     """Other characters stay."""
     assert clean(text) == expected
+
+
+def test_advice_is_silent_while_something_is_wrong(make_status: MakeStatus) -> None:
+    """A larger batch is no answer to a dead rank; after the recovery it is said again."""
+    status = make_status(awaited=None)
+    status.history.advice["batch"] = f"A larger batch would fit.{ANSI}"
+    advice = shown(status)["advice"]
+    assert advice[0].startswith("A larger batch would fit.")
+    assert "\x1b" not in advice[0]
+    assert shown(replace(status, state="suspect"))["advice"] == []
+    status.history.recoveries.append(fault())
+    assert shown(status)["advice"] == []
+    status.history.recoveries[-1].recovery_seconds = 1.0
+    assert shown(status)["advice"] == advice

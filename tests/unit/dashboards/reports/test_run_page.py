@@ -38,7 +38,8 @@ def test_recoveries_and_steps_done_again_are_marked(tmp_path: Path) -> None:
     report = read_run_report(write_night(tmp_path, steps=100))
     assert [(mark["step"], mark["redone_from"]) for mark in report["marks"]] == [(57, 50)]
     page = as_html(report)
-    assert page.count('class="fault"') == page.count('<rect class="redone"') == 3
+    assert page.count('class="fault"') == page.count('<rect class="redone"') == 1
+    assert page.count('<use href="#marks"/>') == page.count('class="card curve"') == 4
     assert [point[0] for point in report["curves"]["reward"]] == list(range(1, 101))
 
 
@@ -112,3 +113,39 @@ def test_the_pace_of_phases_is_drawn_from_zero(tmp_path: Path) -> None:
     assert "generate, seconds from step 100 to 300: from 0 to 0.503" in page
     assert "callback Scan.on_log &lt;b&gt;" in page
     assert "- steps get slower" in as_markdown(report)
+
+
+def test_time_that_bought_no_gradient_is_told(tmp_path: Path) -> None:
+    """Half of the groups have equal rewards, seven steps were done again, and two had no sample."""
+    run = write_night(tmp_path, steps=100)
+    text = run.journal.read_text().replace('"loss":', '"zero_variance_groups": 0.5, "loss":')
+    run.journal.write_text(text)
+    Journal(run.journal, "night").write(
+        event("group_masked", rank=0, step=90, count=4, of=4, steps_without_samples=2)
+    )
+    report = read_run_report(run)
+    hours = {why: 3600 / 2 * one for why, one in report["no_gradient"]["hours"].items()}
+    assert hours == {
+        "groups with equal rewards": pytest.approx(50 * STEP_SECONDS),
+        "no sample was left": pytest.approx(2 * STEP_SECONDS, rel=0.1),
+        "steps done again": pytest.approx(7 * STEP_SECONDS, abs=1),
+    }
+    sentence = "bought no gradient: groups with equal rewards"
+    assert sentence in as_html(report)
+    assert sentence in as_markdown(report)
+    assert sentence not in as_html(read_run_report(write_night(tmp_path / "b", steps=50, faults=())))
+
+
+def test_curves_of_a_report_are_in_groups(tmp_path: Path) -> None:
+    """Each reward function is a line with its name, which may be anything."""
+    run = write_night(tmp_path, steps=20, faults=())
+    functions = {f"length{EVIL}": {"mean": 0.5, "std": 0.1}, "format": {"mean": 1.0, "std": 0.0}}
+    Journal(run.journal, "night").write(
+        event("step_logged", rank=0, step=20, train_call=1, reward_functions=functions)
+    )
+    page = as_html(read_run_report(run))
+    groups = [page.index(f"<h3>{name}</h3>") for name in ("Learning", "Rollouts", "Machine")]
+    assert groups == sorted(groups)
+    assert page.index("Reward of each function") < groups[1]
+    assert '<i class="l1"></i>format 1' in page
+    assert "<img" not in page
