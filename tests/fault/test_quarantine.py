@@ -70,17 +70,6 @@ def test_a_prompt_on_which_generation_hangs_is_replaced(runs: Runs) -> None:
     assert [event["action"] for event in run.events("action")][-1] == "quarantine_batch", run.tail()
 
 
-@pytest.mark.full
-def test_a_quarantine_that_the_user_has_broken_is_refused(runs: Runs) -> None:
-    """At the launch, with the place in the file; nothing is lost."""
-    run = bad_prompt(runs, options=("--max-restarts", "0"))
-    run.ended(93)
-    (run.directory / "quarantine.json").write_text('[{"sha256": "pxesgx"}]')
-    run.start()
-    run.ended(2)
-    assert "quarantine.json: 0.sha256: String should match pattern" in run.printed()
-
-
 def test_a_prompt_that_a_reward_in_the_rank_raises_on_is_replaced(runs: Runs) -> None:
     """The function has a state, so it cannot run in a worker: it is asked for once more before its prompts
     leave.

@@ -250,25 +250,6 @@ def test_save_request_makes_one_joint_checkpoint(runs: Runs, tmp_path: Path) -> 
     verify_digests(path, read_manifest(path).files)
 
 
-@pytest.mark.full
-def test_another_number_of_ranks_is_refused_and_the_same_continues(runs: Runs, tmp_path: Path) -> None:
-    """Nothing is loaded or written by the refused launch, which names the number that matches; equal weights
-    in the end.
-    """
-    command = (str(SCRIPTS / TRAINER), "--output-dir", "ours", *STEPS, "--step-seconds", "0.05")
-    run = runs("--nproc-per-node", "2", *command)
-    run.stopped(after=3)
-    before = sorted(path for path in (tmp_path / "ours").rglob("*"))
-    for ranks in ("1", "3"):
-        run.arguments[1] = ranks
-        run.start().ended(2)
-        assert "start 2 ranks" in run.tail(2000)
-    assert sorted(path for path in (tmp_path / "ours").rglob("*")) == before
-    run.arguments[1] = "2"
-    run.start().ended()
-    assert digest(tmp_path / "ours") == undisturbed(TRAINER, 16)
-
-
 def test_signal_after_the_last_line_is_a_warning(runs: Runs, tmp_path: Path) -> None:
     """A crash during interpreter shutdown, after the script's last line, does not fail the run."""
     (tmp_path / "late.py").write_text(

@@ -1,6 +1,4 @@
-"""A GRPO script like `grpo.py` whose learning fails: a loss becomes NaN, the reward collapses, or samples
-seem to come from another policy.
-"""
+"""A GRPO script like `grpo.py` whose learning fails: a loss becomes NaN, or the reward collapses."""
 
 from __future__ import annotations
 
@@ -18,20 +16,10 @@ class FailingTrainer(GRPOTrainer):  # type: ignore[misc]
     seed.
     """
 
-    mismatch_at: int | None = None
     nan_at: int | None = None
     times = 1
     cured_by_seeds = False
     marker = Path("nan")
-
-    def _generate_and_score_completions(self, inputs: Any) -> Any:
-        """Log what TRL logs with vLLM."""
-        output = super()._generate_and_score_completions(inputs)
-        if self.mismatch_at is not None:
-            stale = self.state.global_step + 1 >= self.mismatch_at
-            table = self._metrics["train" if self.model.training else "eval"]
-            table["sampling/sampling_logp_difference/mean"].append(0.201 if stale else 0.015)
-        return output
 
     def compute_loss(self, *args: Any, **kwargs: Any) -> Any:
         loss = super().compute_loss(*args, **kwargs)
@@ -53,7 +41,6 @@ def main() -> None:
     parser.add_argument("--marker", type=Path, default=Path("nan"), help="files that count what was done")
     parser.add_argument("--cured-by-seeds", action="store_true")
     parser.add_argument("--reward-falls-at", type=int, default=None, metavar="STEP")
-    parser.add_argument("--mismatch-at", type=int, default=None, metavar="STEP")
     arguments = parser.parse_args()
     overlap = tiny.rewards(arguments.step_seconds)
 
@@ -68,7 +55,7 @@ def main() -> None:
     falling.__name__ = "overlap"
     trainer = tiny.rollout_trainer(arguments, FailingTrainer, reward_funcs=falling)
     trainer.nan_at, trainer.times = arguments.nan_at, arguments.times
-    trainer.marker, trainer.mismatch_at = arguments.marker, arguments.mismatch_at
+    trainer.marker = arguments.marker
     trainer.cured_by_seeds = arguments.cured_by_seeds
     tiny.train(trainer, arguments)
     tiny.write_digest(trainer, arguments.output_dir)
