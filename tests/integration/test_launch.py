@@ -190,7 +190,8 @@ def _cpu_seconds(pid: int) -> float:
 @pytest.mark.parametrize(
     ("delay_seconds", "number"),
     [
-        (0.1, signal.SIGHUP), (0.6, signal.SIGINT), (1.3, signal.SIGTERM), (2.3, signal.SIGINT),
+        pytest.param(0.1, signal.SIGHUP, marks=pytest.mark.full), (0.6, signal.SIGINT), (1.3, signal.SIGTERM),
+        pytest.param(2.3, signal.SIGINT, marks=pytest.mark.full),
     ],
 )  # fmt: skip
 def test_a_signal_during_start_up_is_one_line(
