@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from support.references import plain_ranks
 from support.runs import SCRIPTS, Runs, digest
 
@@ -32,6 +33,7 @@ def test_early_stopping_and_a_stateful_callback_survive_a_kill_after_every_save(
     assert digest(tmp_path / "ours") == digest(plain / "out")
 
 
+@pytest.mark.full
 def test_each_run_of_a_tracker_has_whole_steps_after_a_recovery(runs: Runs, tmp_path: Path) -> None:
     """Repeated steps are reported to the run that the tracker has opened after the fault, and to no other."""
     run = runs(

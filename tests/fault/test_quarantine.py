@@ -62,6 +62,7 @@ def test_a_fault_after_the_quarantine_ends_in_the_same_weights(runs: Runs, tmp_p
     assert digest(tmp_path / "out2") == expected
 
 
+@pytest.mark.full
 def test_a_prompt_that_a_reward_in_the_rank_raises_on_is_replaced(runs: Runs) -> None:
     """The function has a state, so it cannot run in a worker: it is asked for once more before its prompts
     leave.
