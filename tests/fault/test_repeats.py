@@ -32,17 +32,6 @@ def test_a_bug_on_the_third_call_of_every_process_ends_the_run_by_its_fifth_time
     assert "in judge (phase reward) was raised 5 times within" in sentence(run)
 
 
-def test_a_script_that_fails_when_it_resumes_is_told_apart(runs: Runs) -> None:
-    """From memory and then from disk; its checkpoints are left as they are."""
-    run = launched(runs, "resume", "--snapshot-every", "1", steps=8)
-    run.ended(93)
-    chosen = [event["in_memory"] for event in run.events("resume_chosen")]
-    assert chosen == [False, True, False]
-    assert "this script fails when it resumes, at repeated_faults.py:" in sentence(run)
-    assert "--on-resume-failure fresh starts over" in sentence(run)
-    assert run.events("checkpoint_rejected") == []
-
-
 @pytest.mark.full
 def test_a_script_that_fails_before_it_continues_its_call_is_told_apart_too(runs: Runs) -> None:
     """It loads its checkpoint itself, before it calls `train()`."""
@@ -82,6 +71,7 @@ def test_a_run_that_cannot_be_resumed_starts_over_beside_itself(runs: Runs, tmp_
     assert f"run {new['run_id']} has finished" in run.printed()
 
 
+@pytest.mark.full
 def test_ten_rollouts_without_one_valid_reward_end_the_run(runs: Runs) -> None:
     """On all ranks together; the function and what it returned are named at the first."""
     run = launched(runs, "none", ranks=2)
