@@ -49,6 +49,8 @@ QUIET = {
     "TORCH_EXTENSIONS_DIR": str(EXTENSIONS),
 }
 """Variables of every real run in tests, on top of the environment of pytest."""
+ROOM = {"SPT_NOENV": "1", "TEST_WARM_ROOM": "-" * 16384}
+"""Variables of the launcher: its forks show their own in /proc in the place of all of these."""
 starts: Counter[str] = Counter()
 """How many processes were started warm and cold, for the summary at the end of a test run."""
 always_cold = False
@@ -132,7 +134,7 @@ class _Launcher:
             listener.listen(16)
             process = subprocess.Popen(
                 [sys.executable, "-P", "-c", LOADER, str(listener.fileno()), str(os.getpid())],
-                env={**os.environ, **QUIET}, pass_fds=[listener.fileno()], stdin=subprocess.DEVNULL,
+                env={**os.environ, **QUIET, **ROOM}, pass_fds=[listener.fileno()], stdin=subprocess.DEVNULL,
                 stdout=log, stderr=log,
             )  # fmt: skip
         atexit.register(made._end, process)

@@ -164,6 +164,7 @@ class Launcher:
         import setproctitle
 
         setproctitle.setproctitle(" ".join(["python", *sys.argv]))
+        show_environment()
         if not request["inside"]:
             connection.sendall(EXIT.pack(os.getpid()))
             connection.close()
@@ -207,6 +208,7 @@ class Launcher:
         multiprocessing.forkserver._forkserver.__init__()
         multiprocessing.resource_tracker._resource_tracker.__init__()
         set_path(self.path)
+        show_environment()
         sys.argv = ["-c"]
         exec(compile(server.command, "<string>", "exec"), {"__name__": "__main__"})  # noqa: S102
 
@@ -228,6 +230,15 @@ def enter(target: int) -> None:
     if code < 0:
         os.kill(os.getpid(), -code)
     os._exit(code & 0xFF)
+
+
+def show_environment() -> None:
+    """Let /proc show the variables of this process, as after an exec, where it shows the launcher's."""
+    with open("/proc/self/stat") as file:
+        begin, end = map(int, file.read().rpartition(")")[2].split()[47:49])
+    shown = b"".join(name + b"=" + value + b"\0" for name, value in os.environb.items())
+    assert len(shown) <= end - begin, "too little room for the environment"
+    ctypes.memmove(begin, shown.ljust(end - begin, b"\0"), end - begin)
 
 
 def native_threads() -> set[str]:
