@@ -60,7 +60,7 @@ def test_nothing_is_left_before_the_next_attempt_and_after_the_supervisors_death
     """
     port = free_port()
     own = subprocess.Popen(["sleep", "600"], start_new_session=True)
-    # cold: forks of a warm launcher show the launcher's environment, which has no token
+    # cold, as a user starts it: what its death leaves is known by the environment that it began with
     run = runs("--nproc-per-node", "1", LEAVES, "--port", str(port), "--attempts", "2", cold=True).start()
     try:
         until_ready(run, tmp_path)
