@@ -69,15 +69,3 @@ def test_a_run_that_cannot_be_resumed_starts_over_beside_itself(runs: Runs, tmp_
     run.start()
     run.ended()
     assert f"run {new['run_id']} has finished" in run.printed()
-
-
-@pytest.mark.full
-def test_ten_rollouts_without_one_valid_reward_end_the_run(runs: Runs) -> None:
-    """On all ranks together; the function and what it returned are named at the first."""
-    run = launched(runs, "none", ranks=2)
-    run.ended(93)
-    assert run.status()["attempts"] == 1
-    said = "in step 1 reward function judge returned None for all 4 completions"
-    assert said in sentence(run)
-    assert any(said in event["text"] for event in run.events("warning"))
-    assert max(event["step"] for event in run.events("step_committed")) < 10
