@@ -33,9 +33,7 @@ class AddsAdapter(GRPOTrainer):
 
 def main() -> None:
     parser = tiny.rollout_parser(__doc__)
-    parser.add_argument(
-        "--fault", required=True, choices=["third-call", "resume", "reads-checkpoint", "none"]
-    )
+    parser.add_argument("--fault", required=True, choices=["third-call", "resume", "reads-checkpoint"])
     arguments = parser.parse_args()
     calls = itertools.count(1)
     overlap = tiny.rewards(arguments.step_seconds)
@@ -44,8 +42,6 @@ def main() -> None:
         call = next(calls)
         if arguments.fault == "third-call" and call == 3:
             raise KeyError("answer")
-        if arguments.fault == "none":
-            return [None] * len(completions)
         return overlap(prompts, completions)
 
     resumes = arguments.fault == "resume"
