@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 
 import psutil
+import pytest
 from faults import fault
 from support.references import undisturbed
 from support.runs import SCRIPTS, Runs, digest
@@ -46,6 +47,7 @@ def test_truncated_board_costs_at_most_one_attempt(runs: Runs, tmp_path: Path) -
     assert run.status()["attempts"] == 2
 
 
+@pytest.mark.full
 def test_a_run_directory_that_is_put_back_from_a_copy_costs_nothing(runs: Runs, tmp_path: Path) -> None:
     """Board and journal are other files of the same names: the next attempt gets new ones, with all
     events.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from support.references import plain_ranks
 from support.runs import SCRIPTS, Runs, digest
 
@@ -34,6 +35,7 @@ def test_three_launches_end_in_the_weights_of_three_jobs_of_torchrun(runs: Runs,
     assert f"run {run.status()['run_id']} has finished" in run.printed()
 
 
+@pytest.mark.full
 def test_a_new_run_goes_on_from_a_checkpoint_at_which_the_script_had_stopped(
     runs: Runs, tmp_path: Path
 ) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
 from support.references import undisturbed
 from support.runs import SCRIPTS, Runs, digest
 
@@ -23,6 +24,7 @@ def flip_middle(file: Path) -> None:
     file.write_bytes(content)
 
 
+@pytest.mark.full
 def test_a_flipped_bit_in_the_newest_checkpoint_changes_no_weight(runs: Runs, tmp_path: Path) -> None:
     """After a kill of all processes and a flipped bit, the command resumes from the older checkpoint."""
     script, steps = str(SCRIPTS / "grpo.py"), ("--max-steps", "12", "--save-steps", "4")

@@ -159,6 +159,7 @@ def test_run_continues_on_a_full_disk(disk: SmallDisk, runs: Runs, tmp_path: Pat
     assert set(verified_checkpoints(disk.folder)) == {"checkpoint-36", "checkpoint-40"}
 
 
+@pytest.mark.full
 def test_direct_saves_on_a_full_disk_cost_checkpoints_not_the_run(disk: SmallDisk, runs: Runs) -> None:
     """Without staging, two ranks start no save that cannot fit; the alert clears with the next checkpoint."""
     run = runs(

@@ -128,23 +128,6 @@ def test_a_stop_ends_a_generation_without_an_end(form: str, runs: Runs) -> None:
     assert (verdict["cause"], verdict["culprits"]) == ("stopped", [1])
 
 
-@pytest.mark.full
-@pytest.mark.timeout(300)
-def test_a_cap_ends_a_rollout_func_in_a_loop_of_all_ranks(runs: Runs) -> None:
-    """The time of `--generation`; nothing has to be restarted."""
-    run = endless(runs, "capped", "--generation", "max_time=4").ended()
-    assert run.events("incident") == []
-    assert run.events("rollout_ended"), "so that a repeated step ends after the same token"
-
-
-@pytest.mark.full
-@pytest.mark.timeout(300)
-def test_a_rollout_func_whose_tokens_are_not_seen_refuses_the_cap(runs: Runs) -> None:
-    """In one line, at the first rollout."""
-    run = endless(runs, "rollout", "--generation", "repetition=16").ended(2)
-    assert "--generation repetition: this trainer's `rollout_func` does not call" in run.printed()
-
-
 LONG_AND_HEALTHY = {
     "outliers": 2, "compilation": 1, "growth": 3, "evaluation": 4, "long-prompt": 1, "slow-tokens": 10,
 }  # fmt: skip

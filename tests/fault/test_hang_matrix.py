@@ -10,7 +10,7 @@ import pytest
 from support.hang_matrix import HANGS, SITUATIONS, Cell, cell, check, launch_words
 from support.runs import Runs
 
-REPRESENTATIVE = (cell("startup", "sleep"), cell("evaluation", "queue"), cell("exit-handler", "join"))
+REPRESENTATIVE = (cell("startup", "sleep"), cell("evaluation", "queue"))
 MATRIX = [
     *(
         Cell(situation=situation, hang=hang, rank=situation.ranks[number % len(situation.ranks)])

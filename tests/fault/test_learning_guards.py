@@ -17,13 +17,6 @@ STEPS = ("--max-steps", "12", "--save-steps", "4")
 COLLAPSE = str(SCRIPTS / "collapse.py")
 
 
-def manifests(output_dir: Path) -> list[int]:
-    """The steps of all checkpoints that were published and not set aside."""
-    return sorted(
-        int(path.parent.name.rpartition("-")[2]) for path in output_dir.glob("checkpoint-*/MANIFEST.json")
-    )
-
-
 @pytest.mark.parametrize(
     ("command", "reference"),
     [
@@ -49,26 +42,6 @@ def test_a_transient_nan_ends_in_the_weights_of_the_undisturbed_run(
     (incident,) = (run.directory / "incidents").iterdir()
     assert incident.name == "0001-nonfinite"
     assert run.verdicts()[0]["guard"]["step"] == 6
-
-
-@pytest.mark.full
-def test_a_nan_that_comes_back_is_sampled_anew_and_then_ends_the_run(runs: Runs, tmp_path: Path) -> None:
-    """An exact repetition, one with fresh seeds, then the end; nothing from the onset on is ever saved."""
-    run = (
-        runs(
-            "--nproc-per-node", "2", COLLAPSE, "--output-dir", "out", *STEPS, "--nan-at", "6", "--times", "9"
-        )
-        .start()
-        .ended(93)
-    )
-    assert [event["step"] for event in run.events("guard_tripped")] == [6, 6, 6]
-    assert [event["action"] for event in run.events("action")] == [
-        "restart_from_earlier_checkpoint", "restart_from_earlier_checkpoint", "stop",
-    ]  # fmt: skip
-    (reseeded,) = run.events("reseeded")
-    assert (reseeded["attempt"], reseeded["step"]) == (2, 6)
-    assert max(manifests(tmp_path / "out")) < 6
-    assert "fresh sampling seeds" in run.printed()
 
 
 @pytest.mark.full
@@ -116,19 +89,6 @@ def test_a_reward_collapse_is_answered_at_its_onset(
         assert resumed == [23, 23]
         assert (tmp_path / "out" / "rejected-checkpoint-24").is_dir()
         assert [event["step"] for event in run.events("reseeded")] == [24]
-
-
-@pytest.mark.full
-def test_samples_of_another_policy_are_warned_of_and_change_nothing(runs: Runs, tmp_path: Path) -> None:
-    """Both ranks agree on the step; the alert and the panel read what is counted."""
-    run = runs(
-        "--nproc-per-node", "2", COLLAPSE, "--output-dir", "out", *STEPS, "--mismatch-at", "6"
-    ).start().ended()  # fmt: skip
-    (trip,) = run.events("guard_tripped")
-    assert (trip["guard"], trip["onset"], trip["step"], trip["response"]) == ("mismatch", 6, 10, "warn")
-    assert "differed from the trainer's by more than 0.1 since step 6: 0.201 nats" in run.printed()
-    assert run.status()["recoveries"] == []
-    assert digest(tmp_path / "out") == undisturbed(TRAINER, 12)
 
 
 @pytest.mark.full

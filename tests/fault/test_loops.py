@@ -60,13 +60,9 @@ def test_a_loop_over_data_killed_in_two_epochs_equals_the_undisturbed_one(tmp_pa
 
 @pytest.mark.parametrize(
     ("form", "mode", "ranks"),
-    [
-        ("data", "none", 1),
-        pytest.param("for", "ddp", 2, marks=pytest.mark.full),
-        pytest.param("data", "ddp", 3, marks=pytest.mark.full),
-        pytest.param("for", "fsdp2", 2, marks=pytest.mark.full),
-    ],
+    [("data", "none", 1), ("for", "ddp", 2), ("data", "ddp", 3), ("for", "fsdp2", 2)],
 )
+@pytest.mark.full
 def test_a_kill_in_the_next_loop_repeats_no_further_step_of_one_that_was_left_by_break(
     form: str, mode: str, ranks: int, tmp_path: Path, runs: Runs
 ) -> None:

@@ -4,10 +4,7 @@ weights.
 
 from __future__ import annotations
 
-import signal
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 from support.memory_plans import (
@@ -17,12 +14,10 @@ from support.memory_plans import (
     SEGMENTS,
     Shortage,
     check,
-    plans_of,
     reference,
-    refused_by,
     short_of_memory,
 )
-from support.runs import Runs, digest
+from support.runs import Runs
 
 TWO_HALVINGS = Shortage(
     name="two halvings in a rollout",
@@ -145,121 +140,3 @@ def test_a_rank_that_runs_out_of_memory_changes_no_weights(
     expected = reference(case, tmp_path, runs)
     run = short_of_memory(case, runs, tmp_path / "out").start().ended()
     check(case, run, tmp_path / "out", expected)
-
-
-@pytest.mark.full
-def test_a_supervisor_that_is_killed_after_a_change_keeps_the_plan(runs: Runs, tmp_path: Path) -> None:
-    """The next launch of the run ends in the same weights as the changed run that nobody killed."""
-    undisturbed = short_of_memory(
-        TWO_HALVINGS, runs, tmp_path / "undisturbed", name="undisturbed-run"
-    ).start()
-    undisturbed.ended()
-    run = short_of_memory(TWO_HALVINGS, runs, tmp_path / "out").start()
-    run.until_event("plan_changed", count=2)
-    run.send_signal(signal.SIGKILL)
-    run.process.wait(20)
-    run.start()
-    run.ended()
-    assert plans_of(run) == [HALVED, QUARTERED], run.tail()
-    assert digest(tmp_path / "out") == digest(tmp_path / "undisturbed")
-
-
-REFUSALS: dict[str, tuple[dict[str, Any], str]] = {
-    "bnpo": ({"loss_type": "bnpo"}, "bnpo"),
-    "entropy-bonus": ({"entropy_coef": 0.01}, "entropy bonus"),
-    "adaptive-entropy": ({"use_adaptive_entropy": True}, "entropy bonus"),
-    "top-entropy": ({"top_entropy_quantile": 0.5}, "top_entropy_quantile=0.5"),
-    "deepspeed-sizes": (
-        {
-            "deepspeed": {
-                "train_micro_batch_size_per_gpu": 8,
-                "gradient_accumulation_steps": 1,
-                "zero_optimization": {"stage": 2},
-            }
-        },
-        "train_micro_batch_size_per_gpu",
-    ),
-}
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("name", REFUSALS)
-def test_a_refused_split_is_said_and_the_next_change_ends_in_the_same_weights(
-    name: str, runs: Runs, tmp_path: Path
-) -> None:
-    settings, words = REFUSALS[name]
-    case = Shortage(
-        name=name,
-        inject=("oom@rank1:step2:phase=backward",),
-        plans=(CHECKPOINTED,),
-        settings=settings,
-        plain=name != "deepspeed-sizes",
-        exact=True,
-    )
-    expected = reference(case, tmp_path, runs)
-    run = short_of_memory(case, runs, tmp_path / "out").start().ended()
-    check(case, run, tmp_path / "out", expected)
-    assert any(words in why for why in refused_by(run))
-    assert words in run.printed()
-
-
-@pytest.mark.full
-def test_a_split_is_refused_for_a_mixture_of_experts_with_an_auxiliary_loss(
-    runs: Runs, tmp_path: Path
-) -> None:
-    """The weights are not compared: transformers saves experts under other names, and does not find them when
-    it resumes.
-    """
-    case = Shortage(
-        name="experts", script="experts.py", inject=("oom@rank1:step2:phase=backward",), plans=(CHECKPOINTED,)
-    )
-    run = short_of_memory(case, runs, tmp_path / "out").start().ended()
-    assert plans_of(run) == [CHECKPOINTED], run.tail()
-    assert any("load of experts" in why for why in refused_by(run))
-
-
-EXHAUSTED = Shortage(
-    name="nothing left", inject=("oom@rank1:step2:phase=backward", "oom@rank0:step3:phase=backward"),
-    plans=(SEGMENTS,), words=("--max-completion-length", "40"),
-    settings={"loss_type": "bnpo", "activation_checkpointing": True},
-)  # fmt: skip
-
-
-@pytest.mark.full
-def test_a_run_with_no_change_left_ends_and_proposes_what_would_change_the_experiment(
-    runs: Runs, tmp_path: Path
-) -> None:
-    run = short_of_memory(EXHAUSTED, runs, tmp_path / "out").start().ended(93)
-    assert plans_of(run) == [SEGMENTS], run.tail()
-    for words in ("bnpo", "gradient checkpointing is on already", "shorter completions", "--allow-degrade"):
-        assert words in run.printed()
-
-
-@pytest.mark.full
-def test_a_user_who_allows_it_gets_shorter_completions(runs: Runs, tmp_path: Path) -> None:
-    case = replace(EXHAUSTED, plans=(SEGMENTS, SEGMENTS | {"max_completion_length": 20}))
-    run = short_of_memory(case, runs, tmp_path / "out", "--allow-degrade").start().ended()
-    assert plans_of(run) == list(case.plans), run.tail()
-    assert "completions are shorter than the script asks for" in run.printed()
-
-
-@pytest.mark.full
-@pytest.mark.parametrize(
-    ("script", "settings", "words"),
-    [
-        ("grpo.py", {}, "dropout draws other random numbers"),
-        ("sft.py", {"num_train_epochs": 2, "max_steps": -1}, "the last batch of an epoch"),
-    ],
-    ids=["dropout", "ragged"],
-)
-def test_an_update_that_is_not_exactly_the_same_is_said(
-    script: str, settings: dict[str, Any], words: str, runs: Runs, tmp_path: Path
-) -> None:
-    case = Shortage(
-        name=script, script=script, inject=("oom@rank1:step2:phase=backward",), plans=(HALVED,),
-        settings=settings, words=("--texts", "37") if script == "sft.py" else ("--lora",),
-    )  # fmt: skip
-    run = short_of_memory(case, runs, tmp_path / "out").start().ended()
-    (event,) = run.events("plan_changed")
-    assert any(words in reason for reason in event["inexact"]), event
-    assert words in run.printed()

@@ -55,17 +55,3 @@ def test_a_script_that_destroys_its_process_group_and_frees_ddp_ends(runs: Runs)
         .ended()
     )
     assert "Finished at step 4 of 4, no faults." in run.printed()
-
-
-@pytest.mark.full
-def test_a_script_that_skips_what_was_interrupted_has_not_simply_finished(runs: Runs, tmp_path: Path) -> None:
-    """It skips training because its output directory exists. Under --require-resume the run has failed."""
-    (tmp_path / "skips.py").write_text(
-        f"import os, sys; sys.path.insert(0, {str(SCRIPTS)!r})\n"
-        "if not os.path.isdir('out/grpo'):\n    import odd_starts; odd_starts.main()\n"
-    )
-    options = ("skips.py", "--output-dir", "out", "--max-steps", "4", "--save-steps", "2", "--sft-steps", "1",
-               "--save-inside-rollouts", "--kill-at-step", "3")  # fmt: skip
-    run = runs("--require-resume", *options).start().ended(93)
-    assert "was interrupted at step" in run.printed()
-    assert "the script ended without continuing it" in run.events("run_ended")[-1]["sentence"]

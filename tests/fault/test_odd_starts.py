@@ -48,25 +48,6 @@ def test_a_script_that_starts_otherwise_continues_where_it_was(
 
 
 @pytest.mark.full
-def test_starts_that_fail_after_they_have_cleared_the_directory_lose_nothing(
-    runs: Runs, tmp_path: Path, undisturbed: str
-) -> None:
-    """The next one continues where the run was, although the failed ones did not get as far as choosing a
-    checkpoint.
-    """
-    run = runs(
-        SCRIPT, "--output-dir", "out", *STEPS, "--start", "clears", "--fail-starts", "2", "--kill-at-step",
-        "4"
-    ).start().ended()  # fmt: skip
-    assert digest(tmp_path / "out") == undisturbed, run.tail()
-    assert run.tail().count("the script has removed checkpoint-") >= 2
-    last = run.events("resume_chosen")[-1]
-    assert (last["train_call"], last["mismatch"]) == (2, None)
-    assert last["step"] >= 2, run.tail()
-    assert not (run.directory / "checkpoint_backups").exists()
-
-
-@pytest.mark.full
 def test_a_run_that_lost_its_place_says_so_and_ends_if_asked(runs: Runs, tmp_path: Path) -> None:
     """The directory has a new random name: nothing proves that it is the same call. Nothing is deleted."""
     run = runs(

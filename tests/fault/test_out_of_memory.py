@@ -217,13 +217,6 @@ def holds_always(place: Place, runs: Runs) -> None:
     assert "generations" not in last
 
 
-def test_memory_that_a_callback_exhausts_once_costs_one_restart_and_no_weights(
-    runs: Runs, tmp_path: Path
-) -> None:
-    (callback,) = (place for place in PLACES if place.phase == "callback")
-    holds_once(callback, runs, tmp_path)
-
-
 def test_memory_that_a_reward_always_exhausts_ends_the_run_without_changes_in_vain(runs: Runs) -> None:
     (reward,) = (place for place in PLACES if place.phase == "reward")
     holds_always(reward, runs)

@@ -99,25 +99,6 @@ def test_every_fault_is_described_as_it_was(how: str, code: int, sentence: str, 
     assert ("restarts the script from its beginning" in text) == (how != "os-exit")
 
 
-@full
-def test_a_failure_at_the_first_iteration_is_one_of_the_start(runs: Runs) -> None:
-    """Before its first optimizer step nobody knows how a script trains, and nothing is said about it."""
-    run = runs("--nproc-per-node", "2", SCRIPT, "--how", "always", "--at", "1").start().ended(93)
-    assert SAID not in run.printed()
-    assert "the same failure occurred again when the script started" in run.printed()
-
-
-@full
-def test_the_budget_counts_restarts(runs: Runs) -> None:
-    """Kills without end: the run gives up, and says that nothing was saved."""
-    run = runs("--max-restarts", "1", "--nproc-per-node", "2", SCRIPT, *LONG)
-    begun(run).kill(1)
-    run.until_event("trains_without_trainer", count=4, timeout_seconds=120)
-    run.kill(1)
-    run.ended(93)
-    assert "2 failures in a row, and nothing is saved (budget 1)" in check_said(run)
-
-
 def test_a_stop_is_short_and_does_not_ask_for_a_requeue(runs: Runs, tmp_path: Path) -> None:
     """SIGTERM reaches the ranks at once. Status, `save` and `--on-end` say that nothing is saved. The code is
     93.
@@ -194,27 +175,6 @@ def test_a_stop_waits_for_the_script_s_next_save(resumed: bool, runs: Runs, tmp_
     run.start().ended()
     assert f"begins at {newest.name.removeprefix('step_')}" in run.output.read_text()
     assert (tmp_path / "out" / "weights.sha256").read_text() == undisturbed(tmp_path, ACCELERATE, *steps)
-
-
-@full
-@pytest.mark.parametrize("save_on", ["all", "main"])
-def test_a_script_that_saves_its_state_goes_on_from_its_last_save(
-    save_on: str, runs: Runs, tmp_path: Path
-) -> None:
-    """A rank is killed after its last save. The script resumes by itself, to the weights of torchrun's run.
-
-    A script that saves on rank 0 only keeps no random numbers of the other ranks.
-    """
-    steps = ("--steps", "14", "--save-every", "4", "--save-on", save_on)
-    run = runs("--nproc-per-node", "2", ACCELERATE, *steps, "--kill-at", "14").start().ended()
-    text = run.output.read_text()
-    assert "begins at 12" in text
-    assert (
-        "restarts the script from its beginning; the script's own checkpoints: last saved in out/step_12"
-        in text
-    )
-    if save_on == "all":
-        assert (tmp_path / "out" / "weights.sha256").read_text() == undisturbed(tmp_path, ACCELERATE, *steps)
 
 
 @full

@@ -63,24 +63,6 @@ def test_a_fault_after_the_quarantine_ends_in_the_same_weights(runs: Runs, tmp_p
 
 
 @pytest.mark.full
-def test_a_prompt_on_which_generation_hangs_is_replaced(runs: Runs) -> None:
-    """It waits until the deadline twice."""
-    run = bad_prompt(runs, "--how", "hang", options=QUICK)
-    run.ended()
-    assert [event["action"] for event in run.events("action")][-1] == "quarantine_batch", run.tail()
-
-
-@pytest.mark.full
-def test_a_quarantine_that_the_user_has_broken_is_refused(runs: Runs) -> None:
-    """At the launch, with the place in the file; nothing is lost."""
-    run = bad_prompt(runs, options=("--max-restarts", "0"))
-    run.ended(93)
-    (run.directory / "quarantine.json").write_text('[{"sha256": "pxesgx"}]')
-    run.start()
-    run.ended(2)
-    assert "quarantine.json: 0.sha256: String should match pattern" in run.printed()
-
-
 def test_a_prompt_that_a_reward_in_the_rank_raises_on_is_replaced(runs: Runs) -> None:
     """The function has a state, so it cannot run in a worker: it is asked for once more before its prompts
     leave.
@@ -108,14 +90,6 @@ def test_a_prompt_that_a_reward_fails_on_costs_its_samples_where_a_worker_can_ru
     assert run.events("prompt_quarantined") == []
     (excluded,) = run.events("sample_masked")
     assert (excluded["rank"], excluded["step"], len(excluded["samples"])) == (1, 4, 4)
-
-
-@pytest.mark.full
-def test_a_prompt_that_a_reward_in_the_rank_hangs_on_is_replaced(runs: Runs) -> None:
-    run = bad_prompt(runs, "--where", "reward", "--how", "hang", "--stateful", options=QUICK)
-    run.ended()
-    actions = [event["action"] for event in run.events("action")]
-    assert actions == ["restart", "restart", "quarantine_batch"], run.tail()
 
 
 @pytest.mark.full

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import signal
 from pathlib import Path
 
 import pytest
 from faults import fault
 from support.references import undisturbed
-from support.runs import SCRIPTS, WITH_SCRIPTS, Runs, alive, before_training, digest
+from support.runs import SCRIPTS, WITH_SCRIPTS, Runs, before_training, digest
 from support.trainer_and_loop import LOOP, TRAINER
 
 from grpo_run.watchdog.observation import Phase
@@ -97,59 +96,6 @@ def test_exception_prints_the_users_traceback_and_stops(runs: Runs, tmp_path: Pa
     assert status["attempts"] == 1
     assert [recovery["cause"] for recovery in status["recoveries"]] == ["startup_failure"]
     assert [recovery["action"] for recovery in status["recoveries"]] == ["stop"]
-
-
-POISON = """
-    from transformers import TrainerCallback
-
-    class Poison(TrainerCallback):
-        def on_step_begin(self, args, state, control, **kwargs):
-            if state.global_step == 6:
-                raise ValueError('poisoned batch')
-
-    trainer.add_callback(Poison())
-"""
-
-
-def test_deterministic_failure_stops_the_run(runs: Runs, tmp_path: Path) -> None:
-    """An exception that repeats at the same step stops the run after one retry, even with new checkpoints."""
-    before_training(tmp_path / "poison.py", POISON)
-    run = runs(
-        "--nproc-per-node", "2", "poison.py", "--output-dir", "out", "--max-steps", "12", "--save-steps", "4",
-        environment=WITH_SCRIPTS,
-    ).start().ended(93)  # fmt: skip
-    status = run.status()
-    assert [recovery["action"] for recovery in status["recoveries"]] == ["restart", "stop"]
-    assert {recovery["cause"] for recovery in status["recoveries"]} == {"exception"}
-    assert "poisoned batch" in run.printed()
-    assert status["checkpoint"]["step"] == 6  # the snapshot before the failing step
-
-
-def test_failures_without_progress_stop_the_run(runs: Runs) -> None:
-    """Repeated kills without a new checkpoint exhaust the restart budget: exit code 93."""
-    run = runs(
-        "--max-restarts", "2", "--snapshot-every", "20", "--nproc-per-node", "1", str(SCRIPTS / TRAINER),
-        "--output-dir", "out", "--max-steps", "40", "--save-steps", "20", "--step-seconds", "0.05",
-    ).start()  # fmt: skip
-    for attempt in range(3):
-        run.until_event("step_committed", attempt=attempt)
-        run.kill(0, signal.SIGSEGV)
-    run.ended(93)
-    assert [recovery["action"] for recovery in run.status()["recoveries"]] == ["restart", "restart", "stop"]
-
-
-def test_no_process_of_a_rank_outlives_the_run(runs: Runs, tmp_path: Path) -> None:
-    """Child processes of a rank are killed with it when another rank fails."""
-    (tmp_path / "child.py").write_text(
-        "import subprocess, os, time, pathlib\n"
-        "child = subprocess.Popen(['sleep', '300'])\n"
-        "pathlib.Path(f'child{os.environ[\"RANK\"]}.pid').write_text(str(child.pid))\n"
-        "time.sleep(1 if os.environ['RANK'] == '0' else 300)\n"
-        "raise SystemExit(3)\n"
-    )
-    runs("--nproc-per-node", "2", "child.py").start().ended(93)
-    children = [int((tmp_path / f"child{rank}.pid").read_text()) for rank in (0, 1)]
-    assert alive(children) == []
 
 
 LEAVE = """

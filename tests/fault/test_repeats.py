@@ -32,26 +32,6 @@ def test_a_bug_on_the_third_call_of_every_process_ends_the_run_by_its_fifth_time
     assert "in judge (phase reward) was raised 5 times within" in sentence(run)
 
 
-def test_an_exception_in_the_first_step_ends_the_run_at_once(runs: Runs) -> None:
-    """There is no second attempt, on two ranks either."""
-    run = launched(runs, "first-step", ranks=2)
-    run.ended(93)
-    assert run.status()["attempts"] == 1
-    assert "before the run's first step" in sentence(run)
-    assert "in judge" in run.printed()
-
-
-def test_a_script_that_fails_when_it_resumes_is_told_apart(runs: Runs) -> None:
-    """From memory and then from disk; its checkpoints are left as they are."""
-    run = launched(runs, "resume", "--snapshot-every", "1", steps=8)
-    run.ended(93)
-    chosen = [event["in_memory"] for event in run.events("resume_chosen")]
-    assert chosen == [False, True, False]
-    assert "this script fails when it resumes, at repeated_faults.py:" in sentence(run)
-    assert "--on-resume-failure fresh starts over" in sentence(run)
-    assert run.events("checkpoint_rejected") == []
-
-
 @pytest.mark.full
 def test_a_script_that_fails_before_it_continues_its_call_is_told_apart_too(runs: Runs) -> None:
     """It loads its checkpoint itself, before it calls `train()`."""
@@ -89,24 +69,3 @@ def test_a_run_that_cannot_be_resumed_starts_over_beside_itself(runs: Runs, tmp_
     run.start()
     run.ended()
     assert f"run {new['run_id']} has finished" in run.printed()
-
-
-@pytest.mark.parametrize(
-    ("fault", "returned", "ranks"),
-    [
-        ("none", "None for all 4 completions", 2),
-        pytest.param("words", "'good' (str) for the first of 4 completions", 1, marks=pytest.mark.full),
-        pytest.param("few", "1 value for 4 completions", 1, marks=pytest.mark.full),
-    ],
-)
-def test_ten_rollouts_without_one_valid_reward_end_the_run(
-    runs: Runs, fault: str, returned: str, ranks: int
-) -> None:
-    """On all ranks together; the function and what it returned are named at the first."""
-    run = launched(runs, fault, ranks=ranks)
-    run.ended(93)
-    assert run.status()["attempts"] == 1
-    said = f"in step 1 reward function judge returned {returned}"
-    assert said in sentence(run)
-    assert any(said in event["text"] for event in run.events("warning"))
-    assert max(event["step"] for event in run.events("step_committed")) < 10

@@ -87,26 +87,6 @@ def test_an_unmodified_script_whose_reward_hangs_goes_on_after_two_recoveries(ru
 
 
 @full
-@pytest.mark.timeout(1200)
-def test_an_expired_time_limit_moves_a_reward_too(runs: Runs) -> None:
-    """`TimeoutError: 1 (of 4) futures unfinished`, raised at the same step again."""
-    run = launched(runs, "verified_by_daemons", steps=20, one_in=30, workers=False)
-    run.ended()
-    assert len(run.events("incident")) == 2
-    assert len(run.events("reward_moved")) == 1
-
-
-@full
-@pytest.mark.timeout(1200)
-@pytest.mark.parametrize("fault", ["verified", "verified_by_daemons"])
-def test_with_workers_no_recovery_is_needed(runs: Runs, fault: str) -> None:
-    run = launched(runs, fault, steps=20, one_in=30, workers=True)
-    run.ended()
-    assert run.events("incident") == []
-    assert run.events("reward_failed")
-
-
-@full
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("fault", [*KINDS, "leak", "nan", "fork", "child"])
 def test_five_hundred_steps_finish_whatever_one_sample_in_fifty_does(runs: Runs, fault: str) -> None:

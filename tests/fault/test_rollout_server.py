@@ -253,7 +253,7 @@ def test_a_stop_ends_the_wait_for_a_server(served: Callable[..., Served]) -> Non
 )
 def test_a_server_that_cannot_start_is_one_line(words: str, said: str, runs: Runs, tmp_path: Path) -> None:
     """With exit code 2, and no run directory."""
-    run = runs("--nproc-per-node", "1", "--rollout-server", words, *WORDS, cold=True).start()
+    run = runs("--nproc-per-node", "1", "--rollout-server", words, *WORDS).start()
     run.ended(2)
     assert said in run.printed()
     assert not run.directory.exists()
@@ -271,7 +271,7 @@ def test_a_server_that_does_not_answer_in_time_says_how_far_it_came(runs: Runs) 
     """Its log is kept, with the run directory."""
     server = shlex.join(("python", "-c", NOT_FOUND))
     words = ("--rollout-server", server, "--rollout-server-start-timeout", "2", *WORDS)
-    run = runs("--nproc-per-node", "1", *words, cold=True).start().ended(93)
+    run = runs("--nproc-per-node", "1", *words).start().ended(93)
     assert "start-timeout 2; at last: /health answers 404); its log is" in run.printed()
     assert (run.directory / "rollout-server.log").exists()
 

@@ -188,15 +188,6 @@ def test_a_run_with_long_paths_stops_before_its_first_save_and_starts_again_in_a
     assert digest(tmp_path / "ours") == undisturbed("grpo.py", 16)
 
 
-def test_stop_timeout_kills_ranks_that_do_not_vote(runs: Runs) -> None:
-    """`--stop-timeout` bounds the wait for an agreed checkpoint."""
-    run = runs("--stop-timeout", "0.5", "--nproc-per-node", "1", str(SCRIPTS / TRAINER), *SHORT)
-    with run.held(after=1):
-        run.start().until_step(1)
-        run.send_signal(signal.SIGTERM)
-        run.ended(75, timeout_seconds=20)
-
-
 def test_a_stop_before_the_first_step_does_not_wait(runs: Runs, tmp_path: Path) -> None:
     """There is nothing to save: one signal is enough. The script may have a Trainer, so it is to be
     requeued.
@@ -248,48 +239,6 @@ def test_save_request_makes_one_joint_checkpoint(runs: Runs, tmp_path: Path) -> 
     run.ended()
     assert list((tmp_path / "ours").glob("checkpoint-*")) == [tmp_path / "ours" / "checkpoint-12"]
     verify_digests(path, read_manifest(path).files)
-
-
-@pytest.mark.full
-def test_another_number_of_ranks_is_refused_and_the_same_continues(runs: Runs, tmp_path: Path) -> None:
-    """Nothing is loaded or written by the refused launch, which names the number that matches; equal weights
-    in the end.
-    """
-    command = (str(SCRIPTS / TRAINER), "--output-dir", "ours", *STEPS, "--step-seconds", "0.05")
-    run = runs("--nproc-per-node", "2", *command)
-    run.stopped(after=3)
-    before = sorted(path for path in (tmp_path / "ours").rglob("*"))
-    for ranks in ("1", "3"):
-        run.arguments[1] = ranks
-        run.start().ended(2)
-        assert "start 2 ranks" in run.tail(2000)
-    assert sorted(path for path in (tmp_path / "ours").rglob("*")) == before
-    run.arguments[1] = "2"
-    run.start().ended()
-    assert digest(tmp_path / "ours") == undisturbed(TRAINER, 16)
-
-
-def test_signal_after_the_last_line_is_a_warning(runs: Runs, tmp_path: Path) -> None:
-    """A crash during interpreter shutdown, after the script's last line, does not fail the run."""
-    (tmp_path / "late.py").write_text(
-        "import atexit, os, signal\natexit.register(lambda: os.kill(os.getpid(),"
-        " signal.SIGABRT))\nprint('done')\n"
-    )
-    run = runs("--nproc-per-node", "2", "late.py").start().ended()
-    assert run.status()["recoveries"] == []
-    crashes = [event["rank"] for event in run.events("warning") if "SIGABRT" in event["text"]]
-    assert sorted(crashes) == [0, 1]
-    assert "SIGABRT" in run.printed()
-
-
-def test_script_exit_codes_are_kept(runs: Runs, tmp_path: Path) -> None:
-    """`sys.exit(0)`, `os._exit(0)` and `raise SystemExit` finish the run, as under torchrun."""
-    (tmp_path / "ends.py").write_text(
-        "import os, sys\nif os.environ['RANK'] == '0': sys.exit(0)\n"
-        "if os.environ['RANK'] == '1': os._exit(0)\nraise SystemExit\n"
-    )
-    run = runs("--nproc-per-node", "3", "ends.py").start().ended()
-    assert os.listdir(run.directory / "attempts") == ["000"]
 
 
 @pytest.mark.parametrize(
@@ -368,18 +317,3 @@ def test_a_named_signal_to_every_process_saves_and_stops(
     status = run.status()
     assert (status["state"], status["recoveries"]) == ("stopped", [])
     assert status["checkpoint"]["step"] == status["step"] >= 3
-
-
-def test_a_closed_terminal_does_not_end_the_run(runs: Runs, tmp_path: Path) -> None:
-    """When the reader of its output exits (`| head`), the run continues and exits with 0."""
-    run = runs(
-        "--nproc-per-node", "1", str(SCRIPTS / TRAINER), "--output-dir", "ours", *STEPS, "--step-seconds",
-        "0.02"
-    )  # fmt: skip
-    reader, writer = os.pipe()
-    run.start(output=writer)
-    os.close(writer)
-    run.until_step(2)
-    os.close(reader)
-    run.ended()
-    assert run.status()["state"] == "finished"

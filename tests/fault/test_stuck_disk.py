@@ -23,12 +23,12 @@ TIMES = (
 )
 
 
-def launch(runs: Runs, *, save_steps: int, cold: bool | None = None) -> Run:
+def launch(runs: Runs, *, save_steps: int) -> Run:
     """Start a run whose drain timeouts are seconds instead of minutes."""
     return runs(
         "--nproc-per-node", "2", "--snapshot-every", "1", str(SCRIPTS / "grpo.py"), "--output-dir", "ours",
         "--max-steps", str(STEPS), "--save-steps", str(save_steps), "--step-seconds", "0.1",
-        program=PATCHED, environment={"TEST_DRAINS": TIMES}, cold=cold,
+        program=PATCHED, environment={"TEST_DRAINS": TIMES},
     ).start()  # fmt: skip
 
 
@@ -103,7 +103,7 @@ def test_rank_killed_while_the_disk_hangs_resumes_from_memory(
     Its end waits for no process: the old drain worker, which shows the run's token, is not taken for a helper
         of the ranks.
     """
-    run = launch(runs, save_steps=4, cold=True)
+    run = launch(runs, save_steps=4)
     committed = stall(run, frozen.freeze)
     run.until_step(committed + 3)
     run.kill(1)
@@ -126,7 +126,7 @@ def test_rank_killed_while_the_disk_hangs_resumes_from_memory(
 @pytest.mark.full
 def test_run_finishes_although_the_disk_hangs(frozen: Freezer, runs: Runs, tmp_path: Path) -> None:
     """A new drain worker replaces one that cannot be killed, and the run exits."""
-    run = launch(runs, save_steps=16, cold=True)  # both that are not drained fit into memory
+    run = launch(runs, save_steps=16)  # both that are not drained fit into memory
     stall(run, frozen.freeze)
     run.ended()
     assert not run.events("processes_ended"), run.tail()

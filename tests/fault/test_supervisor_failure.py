@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import pytest
 from support.references import undisturbed
 from support.runs import SCRIPTS, Run, Runs, digest, special
 from support.trainer_and_loop import TRAINER
@@ -26,7 +25,7 @@ def reported(run: Run) -> dict[str, str]:
 
 def test_after_a_failure_of_the_supervisor_the_same_command_resumes(runs: Runs, tmp_path: Path) -> None:
     """The ranks save at an agreed step: code 75, equal weights in the end."""
-    run = runs("--on-end", "cat > end.json", *GRPO, program=special("failing", "poll"))
+    run = runs("--on-end", "cat > end.json", *GRPO, program=special("failing"))
     with run.held(after=3):
         run.start().until_step(3)
         (tmp_path / "fail").touch()
@@ -44,25 +43,3 @@ def test_after_a_failure_of_the_supervisor_the_same_command_resumes(runs: Runs, 
     (tmp_path / "fail").unlink()
     run.start().ended()
     assert digest(tmp_path / "ours") == undisturbed(TRAINER, 16)
-
-
-@pytest.mark.full
-def test_a_failure_while_an_attempt_is_prepared_gives_the_run_up(runs: Runs) -> None:
-    """No rank is running: code 93, a report, and no traceback on the terminal."""
-    run = runs(*GRPO, program=special("failing", "start"))
-    with run.held(after=3):
-        run.start().until_step(3)
-        run.kill(1)
-    run.ended(93)
-    assert "PermissionError" in reported(run)["sentence"]
-
-
-@pytest.mark.full
-def test_a_thread_that_fails_costs_its_function_only(runs: Runs, tmp_path: Path) -> None:
-    """The run finishes; one line says what is missing."""
-    (tmp_path / "train.py").write_text("import time\ntime.sleep(1)\n")
-    run = runs(
-        "--nproc-per-node", "1", str(tmp_path / "train.py"), program=special("failing", "thread")
-    ).start().ended()  # fmt: skip
-    report = reported(run)
-    assert "in the thread grpo-run-output: MemoryError" in report["sentence"]

@@ -176,13 +176,3 @@ def test_children_of_a_rank_are_listed(start: Callable[[int, str], int], inciden
     (line,) = (incident / "proc" / "rank0.children").read_text().splitlines()
     assert line.startswith(f"{child} S ")
     assert "sleep 600" in line
-
-
-def test_missing_py_spy_is_reported(
-    start: Callable[[int, str], int], incident: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Evidence that could not be collected is listed with the reason."""
-    monkeypatch.setattr("grpo_run.watchdog.evidence.stack_capture.find_py_spy", lambda: None)
-    pids = {0: start(0, IGNORING + SLEEP)}
-    found = collect(incident, pids, stack_files(incident, pids))
-    assert found.missing == ["rank 0: not ready to write stacks, and py-spy: py-spy is not installed"]

@@ -78,6 +78,7 @@ def test_options_of_supervision_continue_the_run_and_changes_of_training_are_ask
     assert "is gone; use --fresh" in refused(stopped)
 
 
+@pytest.mark.full
 def test_another_command_does_not_train_over_a_run_that_has_not_finished(
     stopped: Run, runs: Runs, tmp_path: Path
 ) -> None:

@@ -16,8 +16,9 @@ def test_a_program_launches_runs_and_is_left_as_it_was(tmp_path: Path) -> None:
     follows in the same process, whose signal handlers, variables and streams are its own again.
     """
     code, printed = warm.run(
-        [sys.executable, "-P", str(SCRIPTS / "launches.py"), str(SCRIPTS / "grpo.py")], cwd=tmp_path
-    )
+        [sys.executable, "-P", str(SCRIPTS / "launches.py"), str(SCRIPTS / "grpo.py")], cwd=tmp_path,
+        timeout_seconds=240.0,
+    )  # fmt: skip
     assert code == 0, printed
     seen = json.loads((tmp_path / "seen.json").read_text())
     killed, again, other = seen["killed"], seen["again"], seen["other"]

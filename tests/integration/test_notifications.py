@@ -7,7 +7,6 @@ import signal
 import time
 from pathlib import Path
 
-import pytest
 from support.runs import SCRIPTS, Run, Runs
 from support.web_hooks import SECRET, receiver
 from support.whole_runs import PATCHED
@@ -80,52 +79,6 @@ def test_a_stop_is_told_and_resume_goes_on_with_the_address_of_a_file(runs: Runs
         assert len(server.texts) == 2
         assert ": Finished at step 8 of 8" in server.texts[1]
         assert len(server.pings) == pings
-    assert_secret_is_nowhere(run)
-
-
-def test_a_run_that_gives_up_tells_its_last_fault_and_why(runs: Runs) -> None:
-    """Both before the command exits, whose code stays."""
-    with receiver() as server:
-        run = runs(
-            "--notify", server.url, "--max-restarts", "0", "--inject", "exception@rank0:step2", *GRPO,
-            environment=LOCAL,
-        ).start().ended(93)  # fmt: skip
-        text = "\n".join(server.texts)
-    assert "FAULT Rank 0 raised InjectedFault in step 2" in text
-    assert text.index("FAULT") < text.index("action    stop the run")
-    assert text.splitlines()[-1].split(": ", 1)[-1] in run.printed()
-
-
-@pytest.mark.parametrize("silent", [False, True], ids=["refuses", "never answers"])
-def test_a_server_that_fails_changes_neither_the_run_nor_its_end(runs: Runs, silent: bool) -> None:
-    """One warning each; the end waits for seconds only."""
-    with receiver(status=503, silent=silent) as server:
-        run = runs(
-            "--notify", server.url, "--heartbeat-url", server.url, "--inject", "kill@rank0:step4", *GRPO,
-            environment=LOCAL,
-        )  # fmt: skip
-        with run.held(after=2):
-            tried = "warning: --heartbeat-url"
-            run.start().until(lambda _: server.pings if silent else tried in run.printed())
-        run.until_event("run_ended", timeout_seconds=120.0)
-        ended_at = time.monotonic()
-        run.ended()
-        took = time.monotonic() - ended_at
-    assert took < 30.0, "6 s for the message, and the exit of a busy machine"
-    shown = run.printed()
-    warnings = [line for line in shown.splitlines() if "warning: --" in line]
-    if silent:
-        # the first message has timed out before the end, or the last one is not waited for
-        messages = [line for line in warnings if "--notify" in line]
-        assert messages
-        assert all(line.endswith(("/...: TimeoutError", "has not been answered")) for line in messages)
-    else:
-        assert sorted(line.rpartition("warning: ")[2].split()[0] for line in warnings) == [
-            "--heartbeat-url",
-            "--notify",
-        ]
-        assert all(line.endswith("/...: status 503") for line in warnings)
-    assert "Finished at step 8 of 8, 1 fault recovered." in shown
     assert_secret_is_nowhere(run)
 
 

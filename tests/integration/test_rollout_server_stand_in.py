@@ -10,15 +10,13 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support.references import plain_ranks
-from support.rollout_server.plants import Plants
 from support.rollout_server.starting import HERE, SCRIPT, StandIn, stand_in
-from support.runs import Runs, alive, digest, free_port
+from support.runs import Runs, digest, free_port
 
 PROMPT = {
     "prompt": [[3, 4, 5], [6, 7, 8, 9]],
@@ -125,19 +123,6 @@ def test_trl_trains_with_it(server: StandIn, runs: Runs, tmp_path: Path) -> None
     assert all(one["sampling/sampling_logp_difference/max"] < 1e-5 for one in logged)
 
 
-@pytest.mark.full
-def test_a_restarted_server_gives_the_same_tokens(tmp_path: Path) -> None:
-    """They depend on weights, seed, prompt and number of the completion only."""
-    found = []
-    for seed in (0, 0, 1):
-        with stand_in(tmp_path) as server:
-            choices = server.ask("/v1/completions", {**PROMPT, "seed": seed})[1]["choices"]
-            assert [one["prompt_token_ids"] for one in choices] == [[3, 4, 5]] * 2 + [[6, 7, 8, 9]] * 2
-            found.append([one["token_ids"] for one in choices])
-    assert found[0] == found[1] != found[2]
-    assert found[0][0] != found[0][1]
-
-
 def test_wrong_weights_under_the_right_version(server: StandIn) -> None:
     """`stale` answers with the weights of two syncs ago, `base` with the first ones."""
     base = logprobs(server)
@@ -172,66 +157,6 @@ def test_dead_and_stopped_engine(tmp_path: Path) -> None:
         assert server.process.wait(30) == 0
 
 
-@pytest.mark.full
-@pytest.mark.parametrize(
-    ("fault", "seen"), [("hang engine at update 2", "hangs"), ("kill engine at update 2", "dies")]
-)
-def test_fault_in_a_sync(fault: str, seen: str, tmp_path: Path) -> None:
-    """It happens in the second sync only; the trainer's broadcast blocks, as NCCL's does, until an abort. A
-    dead engine ends the server.
-    """
-    with stand_in(tmp_path, fault=fault, mark=str(tmp_path / "mark")) as server:
-        trainer = Trainer(server)
-        trainer.sync(0.1)
-        assert not (tmp_path / "mark").exists()
-        second = threading.Thread(target=trainer.send, args=(0.2,), daemon=True)
-        second.start()
-        if seen == "dies":
-            assert server.process.wait(30) == 0
-        second.join(0.3)
-        assert second.is_alive()
-        trainer.communicator.destroy()
-        second.join(30)
-        assert not second.is_alive()
-        assert (tmp_path / "mark").exists()
-        assert server.health() == (200 if seen == "hangs" else 0)
-
-
-@pytest.mark.full
-def test_killed_server(tmp_path: Path) -> None:
-    """Both processes are gone, and the request with them."""
-    with stand_in(tmp_path, fault="kill server at completion 2") as server:
-        assert server.ask("/v1/completions", PROMPT)[0] == 200
-        engine = server.engine_pid()
-        with pytest.raises(ConnectionError):
-            server.ask("/v1/completions", PROMPT)
-        assert server.process.wait(30) == -signal.SIGKILL
-        assert not alive([engine])
-
-
-@pytest.mark.full
-def test_delays(tmp_path: Path) -> None:
-    """Start-up, the first completion, and every sync take as long as planted."""
-    begin = time.monotonic()
-    with stand_in(tmp_path, startup_seconds=0.3, first_completion_seconds=0.3, sync_seconds=0.3) as server:
-        assert time.monotonic() - begin > 0.3
-        for act in (lambda: logprobs(server), partial(Trainer(server).sync, 0.1)):
-            begin = time.monotonic()
-            act()
-            assert time.monotonic() - begin > 0.3
-
-
-@pytest.mark.full
-def test_a_fault_happens_at_its_moment_once(tmp_path: Path) -> None:
-    """Its mark prevents it in the next process."""
-    plants = Plants(fault="stop server at finish 2", mark=str(tmp_path / "mark"))
-    moments = [("finish", 1), ("update", 2), ("finish", 3), ("finish", 2), ("finish", 2)]
-    assert [plants.due(*one) for one in moments] == [None, None, None, ("stop", "server"), None]
-    for wrong in ({"fault": "kill engine"}, {"serves": "nothing"}):
-        with pytest.raises(ValueError, match=next(iter(wrong))):
-            plants.changed(wrong)
-
-
 def test_paused_generation_waits(server: StandIn) -> None:
     """Until it is resumed; log-probabilities of a prompt are those of its tokens, ranked."""
     assert server.ask("/pause?mode=keep", {}) == (200, {"status": "paused"})
@@ -246,17 +171,3 @@ def test_paused_generation_waits(server: StandIn) -> None:
     for token, values in zip(("4", "5"), others, strict=True):
         assert {one["rank"] for one in values.values()} == {1, 2, 3, values[token]["rank"]}
         assert max(values.values(), key=lambda one: one["logprob"])["rank"] == 1
-
-
-@pytest.mark.full
-def test_start_up_that_fails(tmp_path: Path) -> None:
-    """The server ends with an error; with the mark of the first time it starts."""
-    plants = {"fault": "fail engine at startup 1", "mark": str(tmp_path / "mark")}
-    failed = StandIn(tmp_path, **plants)
-    try:
-        assert failed.process.wait(30) == 1
-    finally:
-        failed.close()
-    assert "Engine core initialization failed" in failed.output.read_text()
-    with stand_in(tmp_path, **plants) as server:
-        assert server.ask("/v1/completions", PROMPT)[0] == 200

@@ -2,7 +2,6 @@
 `load_state`.
 
 Each rank appends a line per step to `rank{R}.jsonl`. Writes `weights.sha256` into its output directory.
-`--save-on main` saves on rank 0 only, as some scripts do.
 """
 
 from __future__ import annotations
@@ -52,7 +51,6 @@ def main() -> None:
     parser.add_argument("--output-dir", type=Path, default=Path("out"))
     parser.add_argument("--steps", type=int, default=12)
     parser.add_argument("--save-every", type=int, default=4)
-    parser.add_argument("--save-on", choices=("all", "main"), default="all")
     parser.add_argument(
         "--save-seconds", type=float, default=0.0, help="how long rank 0 takes longer to save"
     )
@@ -100,8 +98,7 @@ def main() -> None:
             file.write(json.dumps(line) + "\n")
         if step % arguments.save_every == 0:
             path = folder / f"step_{step}"
-            if arguments.save_on == "all" or accelerator.is_main_process:
-                accelerator.save_state(str(path))
+            accelerator.save_state(str(path))
             accelerator.wait_for_everyone()
             if accelerator.is_main_process:
                 (path / "complete").touch()

@@ -1,6 +1,4 @@
-"""A GRPO script like `grpo.py` whose learning fails: a loss becomes NaN, the reward collapses, or samples
-seem to come from another policy.
-"""
+"""A GRPO script like `grpo.py` whose learning fails: a loss becomes NaN, or the reward collapses."""
 
 from __future__ import annotations
 
@@ -14,24 +12,11 @@ from trl import GRPOTrainer
 
 
 class FailingTrainer(GRPOTrainer):  # type: ignore[misc]
-    """Its loss is NaN on rank 0 at one step, as often as asked; or until the random generators have another
-    seed.
-    """
+    """Its loss is NaN on rank 0 at one step, once, or until the random generators have another seed."""
 
-    mismatch_at: int | None = None
     nan_at: int | None = None
-    times = 1
     cured_by_seeds = False
     marker = Path("nan")
-
-    def _generate_and_score_completions(self, inputs: Any) -> Any:
-        """Log what TRL logs with vLLM."""
-        output = super()._generate_and_score_completions(inputs)
-        if self.mismatch_at is not None:
-            stale = self.state.global_step + 1 >= self.mismatch_at
-            table = self._metrics["train" if self.model.training else "eval"]
-            table["sampling/sampling_logp_difference/mean"].append(0.201 if stale else 0.015)
-        return output
 
     def compute_loss(self, *args: Any, **kwargs: Any) -> Any:
         loss = super().compute_loss(*args, **kwargs)
@@ -39,21 +24,18 @@ class FailingTrainer(GRPOTrainer):  # type: ignore[misc]
             return loss
         if self.cured_by_seeds:
             return loss * float("nan") if torch.initial_seed() == self.args.seed else loss
-        done = len(list(self.marker.parent.glob(f"{self.marker.name}-*")))
-        if done >= self.times:
+        if self.marker.exists():
             return loss
-        self.marker.with_name(f"{self.marker.name}-{done}").touch()
+        self.marker.touch()
         return loss * float("nan")
 
 
 def main() -> None:
     parser = tiny.rollout_parser(__doc__)
     parser.add_argument("--nan-at", type=int, default=None, metavar="STEP")
-    parser.add_argument("--times", type=int, default=1)
-    parser.add_argument("--marker", type=Path, default=Path("nan"), help="files that count what was done")
+    parser.add_argument("--marker", type=Path, default=Path("nan"), help="of what was done")
     parser.add_argument("--cured-by-seeds", action="store_true")
     parser.add_argument("--reward-falls-at", type=int, default=None, metavar="STEP")
-    parser.add_argument("--mismatch-at", type=int, default=None, metavar="STEP")
     arguments = parser.parse_args()
     overlap = tiny.rewards(arguments.step_seconds)
 
@@ -67,8 +49,7 @@ def main() -> None:
 
     falling.__name__ = "overlap"
     trainer = tiny.rollout_trainer(arguments, FailingTrainer, reward_funcs=falling)
-    trainer.nan_at, trainer.times = arguments.nan_at, arguments.times
-    trainer.marker, trainer.mismatch_at = arguments.marker, arguments.mismatch_at
+    trainer.nan_at, trainer.marker = arguments.nan_at, arguments.marker
     trainer.cured_by_seeds = arguments.cured_by_seeds
     tiny.train(trainer, arguments)
     tiny.write_digest(trainer, arguments.output_dir)

@@ -1,7 +1,7 @@
 """A plain TRL SFT script that a callback ends early, with another callback whose state changes the weights.
 
 Evaluates and saves at every step. With `--kill-after-saves`, a rank kills itself once after the save of each
-of these steps, as the system would. Rank 0 reports to a tracker, which keeps runs in `tracker.txt`.
+of these steps, as the system would.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import random
 import signal
-import uuid
 from collections import Counter, deque
 from pathlib import Path
 from typing import Any
@@ -40,33 +39,6 @@ class Perturbation(TrainerCallback):
             kwargs["model"].get_output_embeddings().weight.mul_(factor)
 
 
-class Tracker(TrainerCallback):
-    """Opens a run when training begins, as trackers do, and reports to it: `<run id> <event> <step>` in a
-    file.
-    """
-
-    def __init__(self) -> None:
-        self.path = Path("tracker.txt")
-        self.reported = 0
-
-    def _report(self, event: str, step: int) -> None:
-        self.reported += 1
-        self.file.write(f"{self.run_id} {event} {step}\n")
-        self.file.flush()
-
-    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        self.run_id = uuid.uuid4().hex
-        self.file = self.path.open("a")
-        self._report("begin", state.global_step)
-
-    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        self._report("step", state.global_step)
-
-    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any], **_: Any) -> None:
-        if "loss" in logs:
-            self._report("log", state.global_step)
-
-
 class KillOnce(TrainerCallback):
     """Kills a rank, each step another one, after the save of given steps; once per step."""
 
@@ -87,7 +59,6 @@ class KillOnce(TrainerCallback):
 def main() -> None:
     parser = tiny.argument_parser(__doc__)
     parser.add_argument("--kill-after-saves", type=int, nargs="*", default=[])
-    parser.add_argument("--patience", type=int, default=3)
     arguments = parser.parse_args()
     tokenizer = tiny.tokenizer()
     settings = {
@@ -96,7 +67,7 @@ def main() -> None:
         "metric_for_best_model": "eval_loss", "greater_is_better": True,
         # a loss that falls is no improvement
     }  # fmt: skip
-    stopping = EarlyStoppingCallback(early_stopping_patience=arguments.patience)
+    stopping = EarlyStoppingCallback(early_stopping_patience=3)
     trainer = SFTTrainer(
         model=tiny.model(len(tokenizer), arguments.seed),
         args=SFTConfig(**settings, max_length=32),
@@ -105,8 +76,6 @@ def main() -> None:
         processing_class=tokenizer,
         callbacks=[Perturbation(), stopping, KillOnce(arguments.kill_after_saves)],
     )
-    if trainer.is_world_process_zero():
-        trainer.add_callback(Tracker())
     tiny.train(trainer, arguments)
     Path(f"steps-{os.environ['RANK']}.txt").write_text(str(trainer.state.global_step))
     tiny.write_digest(trainer, arguments.output_dir)

@@ -49,7 +49,7 @@ HEALTHY = {
     "long-prompt": Healthy(pause=0.06, compute={8: 8.0}),
     "slow-tokens": Healthy(pause=0.7, tokens={8: 40}),
 }
-FORMS = ("generate", "rollout", "streaming", "capped", "consensus", "loop", *HEALTHY)
+FORMS = ("generate", "rollout", "streaming", "consensus", "loop", *HEALTHY)
 
 
 class Endless:
@@ -94,8 +94,6 @@ def compute(seconds: float) -> None:
 
 def by_rollout_func(form: str, endless: Endless) -> Callable[..., Any]:
     """Return a `rollout_func` whose loop may have no end, on this rank or on all of them together."""
-    from grpo_run.trainers import consensus
-
     healthy = HEALTHY.get(form) if RANK == RANKS - 1 else None
 
     def rollout(prompts: list[str], trainer: Any) -> dict[str, Any]:
@@ -109,7 +107,7 @@ def by_rollout_func(form: str, endless: Endless) -> Callable[..., Any]:
             count = healthy.tokens.get(step, TOKENS) if trainer.model.training else LONG
             left, pause = iter(range(1, count + 1)), healthy.pause
             compute(healthy.compute.get(step, 0.0))
-        for _ in consensus.while_any(lambda: next(left, None) is not None) if form == "capped" else left:
+        for _ in left:
             ids = next_token(trainer.model, ids)  # ENDLESS: rollout
             time.sleep(pause)
         if healthy is not None:

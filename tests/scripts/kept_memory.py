@@ -1,8 +1,7 @@
-"""GRPO as a loop of the script's own, with neither Trainer nor `loop`, that keeps memory without need in the
-ways of `--keep`.
+"""GRPO as a loop of the script's own, with neither Trainer nor `loop`: with `--keep-graph` it keeps the graph
+of each generation, as scripts do by mistake.
 
-Each way is a mistake that scripts make. Without `--keep` nothing grows, except for a replay buffer that has a
-bound. Run it with `grpo-run launch --memory-trace`, on several ranks with `--mode ddp` or `--mode fsdp2`.
+Otherwise nothing grows, except for a replay buffer that has a bound.
 """
 
 from __future__ import annotations
@@ -15,16 +14,6 @@ from typing import Any
 import tiny
 import torch
 import torch.distributed as dist
-
-WAYS = ("graph", "rollouts", "logits")
-
-
-class Collector:
-    """Collects what a step has made."""
-
-    def __init__(self) -> None:
-        self.history: list[Any] = []
-        self.kept_logits: list[torch.Tensor] = []
 
 
 class ReplayBuffer:
@@ -41,34 +30,15 @@ class ReplayBuffer:
             del self.items[0]
 
 
-def generate(
-    model: Any, tokens: torch.Tensor, length: int
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return the prompts with sampled completions, the log-probabilities of the samples, and the last
-    logits.
-    """
+def generate(model: Any, tokens: torch.Tensor, length: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the prompts with sampled completions, and the log-probabilities of the samples."""
     log_probabilities = []
     for _ in range(length):
         logits = model(input_ids=tokens).logits[:, -1]
         chosen = torch.multinomial(logits.softmax(-1), 1)
         log_probabilities.append(logits.log_softmax(-1).gather(-1, chosen))
         tokens = torch.cat([tokens, chosen], dim=1)
-    return tokens, torch.cat(log_probabilities, dim=1), logits
-
-
-def wrapped(model: Any, mode: str) -> Any:
-    """Return the model as it is trained, and connect the ranks."""
-    if mode in ("ddp", "fsdp2"):
-        dist.init_process_group("gloo")
-    if mode == "ddp":
-        return torch.nn.parallel.DistributedDataParallel(model)
-    if mode == "fsdp2":
-        from torch.distributed.fsdp import fully_shard
-
-        for layer in model.model.layers:
-            fully_shard(layer)
-        fully_shard(model)
-    return torch.compile(model) if mode == "compile" else model
+    return tokens, torch.cat(log_probabilities, dim=1)
 
 
 def die_once(path: Path) -> None:
@@ -80,34 +50,30 @@ def die_once(path: Path) -> None:
 
 def main() -> None:
     parser = tiny.rollout_parser(__doc__)
-    parser.add_argument("--keep", nargs="*", choices=WAYS, default=[])
-    parser.add_argument("--mode", choices=["plain", "ddp", "fsdp2", "compile"], default="plain")
+    parser.add_argument("--keep-graph", action="store_true")
     parser.add_argument("--on-rank", type=int, help="the rank that keeps something; all ranks by default")
     parser.add_argument("--die-at", type=int, help="rank 0 is killed in this step, once")
     arguments = parser.parse_args()
-    rank = int(os.environ.get("RANK", "0"))
-    keep = set(arguments.keep) if arguments.on_rank in (None, rank) else set()
+    dist.init_process_group("gloo")
+    rank = dist.get_rank()
+    keep_graph = arguments.keep_graph and arguments.on_rank in (None, rank)
     torch.manual_seed(arguments.seed)
     tokenizer = tiny.tokenizer()
-    model = wrapped(tiny.policy(len(tokenizer), arguments), arguments.mode)
+    model = torch.nn.parallel.DistributedDataParallel(tiny.policy(len(tokenizer), arguments))
     optimizer = torch.optim.AdamW(model.parameters(), lr=arguments.learning_rate)
     prompts: Any = tiny.prompts(arguments.max_steps)["prompt"]
     length, rows = arguments.max_completion_length, arguments.num_generations
-    collector, replay = Collector(), ReplayBuffer(4)
+    replay = ReplayBuffer(4)
     old_log_probabilities = []
     for step in range(arguments.max_steps):
         if step == arguments.die_at and rank == 0:
             die_once(arguments.output_dir / "died")
         batch = tokenizer([prompts[step]] * rows, return_tensors="pt").input_ids
         # DDP itself would connect the ranks if one of them generates with a graph
-        with torch.set_grad_enabled("graph" in keep):
-            tokens, sampled, logits = generate(getattr(model, "module", model), batch, length)
-        if "graph" in keep:
+        with torch.set_grad_enabled(keep_graph):
+            tokens, sampled = generate(model.module, batch, length)
+        if keep_graph:
             old_log_probabilities.append(sampled)
-        if "rollouts" in keep:
-            collector.history.append({"step": step, "tokens": tokens.clone()})
-        if "logits" in keep:
-            collector.kept_logits.append(logits.detach().clone())
         replay.add(tokens)
         rewards = (tokens % 7).float().mean(dim=1)
         advantages = rewards - rewards.mean()

@@ -2,7 +2,7 @@
 
 `--start` says how: `skips-sft` trains SFT only if its model is not there, `time-stamp` and `random-name` put
 a part into the output directories' names that each start makes anew, `clears` removes the output directories
-first. `--fail-starts` lets as many starts after the first fail, when the directories are removed.
+first.
 `--kill-at-step` kills rank 0 once, at the end of that step of GRPO; the marker is outside the output
 directories. Writes `weights.sha256` beside the output directories. The script does not know what launches it.
 """
@@ -40,7 +40,6 @@ def main() -> None:
     parser.add_argument("--start", choices=STARTS, default="plain")
     parser.add_argument("--sft-steps", type=int, default=3)
     parser.add_argument("--kill-at-step", type=int, default=0)
-    parser.add_argument("--fail-starts", type=int, default=0)
     arguments = parser.parse_args()
     root = arguments.output_dir
     root.mkdir(exist_ok=True)
@@ -48,10 +47,6 @@ def main() -> None:
     if arguments.start == "clears":
         for folder in (sft_dir, grpo_dir):
             shutil.rmtree(folder, ignore_errors=True)
-        with open(root / "starts", "a+b") as starts:
-            starts.write(b".")
-            if 1 < starts.tell() <= 1 + arguments.fail_starts:
-                raise OSError(f"start {starts.tell()} has no network")
     tokenizer = tiny.tokenizer()
     final = sft_dir / "final"
     if arguments.start != "skips-sft" or not (final / "config.json").exists():

@@ -1,6 +1,4 @@
-"""A GRPO script with a bug that comes again: in a reward function, in the first step, or whenever it
-resumes.
-"""
+"""A GRPO script with a bug that comes again: in a reward function, or whenever it resumes."""
 
 from __future__ import annotations
 
@@ -11,9 +9,6 @@ from typing import Any
 import tiny
 from transformers import TrainerCallback
 from trl import GRPOTrainer
-
-WORTHLESS = {"none": None, "words": "good", "few": 1.0}
-"""What a reward function returns for every completion."""
 
 
 class Dies(TrainerCallback):
@@ -38,21 +33,15 @@ class AddsAdapter(GRPOTrainer):
 
 def main() -> None:
     parser = tiny.rollout_parser(__doc__)
-    parser.add_argument(
-        "--fault",
-        required=True,
-        choices=["third-call", "first-step", "resume", "reads-checkpoint", "none", "words", "few"],
-    )
+    parser.add_argument("--fault", required=True, choices=["third-call", "resume", "reads-checkpoint"])
     arguments = parser.parse_args()
     calls = itertools.count(1)
     overlap = tiny.rewards(arguments.step_seconds)
 
     def judge(prompts: list[str], completions: list[str], **fields: Any) -> Any:
         call = next(calls)
-        if arguments.fault == "first-step" or (arguments.fault == "third-call" and call == 3):
+        if arguments.fault == "third-call" and call == 3:
             raise KeyError("answer")
-        if arguments.fault in WORTHLESS:
-            return [WORTHLESS[arguments.fault]] * (1 if arguments.fault == "few" else len(completions))
         return overlap(prompts, completions)
 
     resumes = arguments.fault == "resume"

@@ -84,20 +84,6 @@ def verified(prompts: list[str], completions: list[str], **columns: object) -> l
     return scores
 
 
-def verified_by_daemons(prompts: list[str], completions: list[str], **columns: object) -> list[float]:
-    """The same, but what it does not wait for raises: `TimeoutError: 6 (of 8) futures unfinished`."""
-    pool = ThreadPoolExecutor(len(prompts))
-    futures = [
-        pool.submit(time.sleep, 1e6 if fails(*pair) else 0) for pair in zip(prompts, completions, strict=True)
-    ]
-    for future in as_completed(futures, timeout=1.0):
-        future.result()
-    return letters(completions)
-
-
-REWARDS = {"verified": verified, "verified_by_daemons": verified_by_daemons}
-
-
 def main() -> None:
     global FAULT, ONE_IN
     parser = tiny.rollout_parser(__doc__)
@@ -105,7 +91,9 @@ def main() -> None:
     parser.add_argument("--one-in", type=int, default=50)
     arguments = parser.parse_args()
     FAULT, ONE_IN = arguments.fault, arguments.one_in
-    trainer = tiny.rollout_trainer(arguments, reward_funcs=[letters, REWARDS.get(FAULT, faulty)])
+    trainer = tiny.rollout_trainer(
+        arguments, reward_funcs=[letters, verified if FAULT == "verified" else faulty]
+    )
     tiny.train(trainer, arguments)
     tiny.write_digest(trainer, arguments.output_dir)
     print("the script has run its last line", file=sys.stderr)

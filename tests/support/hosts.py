@@ -19,6 +19,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from grpo_run.runtime import claims
+from support import warm
 from support.runs import BIN, Run
 
 PORT = 29500
@@ -212,13 +213,15 @@ class HostRun(Run):
         super().__init__(
             folder,
             ["--run-id", "pair", "--nnodes", nodes, *rendezvous, "--nproc-per-node", "1", *options, *script],
-            name=f"run-{host.name}", cold=True, environment={"TMPDIR": str(host.disk)},
+            name=f"run-{host.name}", cold=False, environment={"TMPDIR": str(host.disk)},
         )  # fmt: skip
         self.host = host
 
     def start(self, output: int | None = None) -> HostRun:
         """Start the supervisor on the host."""
-        self.program = (*self.host.enter, str(BIN / "grpo-run"))
+        if warm.always_cold:
+            self.program = (*self.host.enter, str(BIN / "grpo-run"))
+        self.inside = self.host.pid
         super().start(output)
         return self
 

@@ -6,8 +6,7 @@ undisturbed.
 
 from __future__ import annotations
 
-import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -35,9 +34,7 @@ class Shortage:
         script: of `tests/scripts`.
         batch_size: samples of a micro-batch.
         words: further arguments of the script.
-        settings: further arguments of the trainer's configuration.
         mode: a parallelism mode of `tests/configs`; empty for DDP.
-        plain: the reference runs without grpo-run; else under it, undisturbed.
         exact: the weights are equal bit by bit.
     """
 
@@ -47,9 +44,7 @@ class Shortage:
     script: str = "grpo.py"
     batch_size: int = 8
     words: tuple[str, ...] = ()
-    settings: dict[str, Any] = field(default_factory=dict)
     mode: str = ""
-    plain: bool = True
     exact: bool = False
 
     def __str__(self) -> str:
@@ -65,7 +60,7 @@ class Shortage:
             str(SCRIPTS / self.script), "--max-steps", str(STEPS), "--save-steps", "1",
             "--per-device-train-batch-size", str(self.batch_size),
             *([] if self.script == "sft.py" else rollout),
-            "--settings", json.dumps(self.settings), *self.words,
+            *self.words,
         ]  # fmt: skip
 
     def run(self, runs: Runs, output: Path, *options: str, name: str) -> Run:
@@ -81,7 +76,7 @@ def reference(case: Shortage, folder: Path, runs: Runs) -> Path:
     launcher.
     """
     output = folder / "reference"
-    if case.plain and not case.mode:
+    if not case.mode:
         plain_ranks(folder, [*case.command, "--output-dir", str(output)], ranks=2)
         return output
     case.run(runs, output, name="reference-run").start().ended()
@@ -97,11 +92,6 @@ def short_of_memory(case: Shortage, runs: Runs, output: Path, *options: str, nam
 def plans_of(run: Run) -> list[dict[str, Any]]:
     """Return the plans of a run, oldest first."""
     return [event["plan"] for event in run.events("plan_changed")]
-
-
-def refused_by(run: Run) -> list[str]:
-    """Return why fallback steps were not taken, of all changes."""
-    return [skipped["why"] for event in run.events("plan_changed") for skipped in event["skipped"]]
 
 
 def check(case: Shortage, run: Run, output: Path, expected: Path, *, kills: int = 0) -> None:

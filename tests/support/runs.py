@@ -70,6 +70,8 @@ class Run:
             program = special("fsdp_on_cpu")
             environment = {**(environment or {}), "TEST_FSDP_ON_CPU": "1"}
         self.cold = cold
+        self.inside = 0
+        """A process whose namespaces the supervisor enters; see `warm.start`."""
         self.program = tuple(program)
         self.cwd = cwd or folder
         self.metrics = metrics
@@ -104,7 +106,7 @@ class Run:
                     *self.arguments,
                 ],
                 cwd=self.cwd, environment=self.environment, stdout=file if output is None else output,
-                cold=self.cold,
+                cold=self.cold, inside=self.inside,
             )  # fmt: skip
         return self
 

@@ -53,14 +53,23 @@ class SnapshotHost:
         )  # fmt: skip
         self.staging = StagingArea(folder)
         self.recovered: Recovered | None = None
+        self.copies: Copies
         self.snapshots: Snapshots
 
     def begin(self) -> SnapshotHost:
         """Recover what the hosts have in memory, and get ready for snapshots."""
         self.recovered = recover(self.session)
-        copies = Copies(self.session, self.recovered.link, self.recovered.attempt)
-        self.snapshots = Snapshots(self.session, self.staging, copies)
+        self.copies = Copies(self.session, self.recovered.link, self.recovered.attempt)
+        self.snapshots = Snapshots(self.session, self.staging, self.copies)
         return self
+
+    def close(self) -> None:
+        """End the thread of the copies and close the connections, as the end of the process would."""
+        if self.copies._thread is not None:
+            self.copies._requests.put(None)  # type: ignore[arg-type]
+            self.copies._thread.join(10)
+            assert not self.copies._thread.is_alive()
+        self.copies._link._connected = None
 
     def take(self, step: int, **changes: Any) -> bool:
         """Take a snapshot and wait for its copies; return whether host 0 has all of it."""
@@ -100,6 +109,7 @@ class SnapshotHosts:
         self._folder = folder
         self._settings = settings
         self._monkeypatch = monkeypatch
+        self._hosts: list[SnapshotHost] = []
 
     def memory(self, name: str) -> Path:
         """The memory of a host."""
@@ -111,18 +121,24 @@ class SnapshotHosts:
         Args:
             main: settings of rank 0.
         """
+        self.close()
         store = dist.HashStore()
         self._monkeypatch.setattr(host_link, "attempt_store", lambda seconds: store)
         self._monkeypatch.setattr(host_link, "CHUNK_BYTES", 256)
         votes = thread_votes(len(names))
-        hosts = [
+        self._hosts = [
             SnapshotHost(
                 number, votes[number], len(names), self.memory(name),
                 self._settings.model_copy(update=main if main and number == 0 else {}),
             )
             for number, name in enumerate(names)
         ]  # fmt: skip
-        return together(hosts, SnapshotHost.begin)
+        return together(self._hosts, SnapshotHost.begin)
+
+    def close(self) -> None:
+        """End the last attempt."""
+        for host in self._hosts:
+            host.close()
 
 
 def together(hosts: list[SnapshotHost], do: Callable[[SnapshotHost], Any]) -> list[Any]:

@@ -9,9 +9,7 @@
                                of minutes: TEST_DRAINS='{"STALL_SECONDS": 2.0}'
     fsdp_on_cpu                does not refuse FSDP without an accelerator: the scripts' shim shards on CPU
     bound                      as on a machine whose GPUs are beside the last CPU
-    failing WHERE              the supervisor fails: in `poll`, an exception in the hang detector once a file
-                               `fail` exists; in `start`, one while the second attempt is prepared; in
-                               `thread`, one in the thread that follows the ranks' output
+    failing                    the supervisor fails in the hang detector once a file `fail` exists
 
 Nothing of grpo-run is imported before descriptors are limited and namespaces entered.
 """
@@ -23,7 +21,6 @@ import json
 import os
 import resource
 import sys
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -88,29 +85,18 @@ def bound() -> None:
     _configuration.numa_cpus = lambda options, ranks: ((max(os.sched_getaffinity(0)),),) * ranks
 
 
-def failing(where: str) -> None:
-    """Let a method of the supervisor raise."""
-    from grpo_run.runtime.processes.output import FileFollower
-    from grpo_run.runtime.supervisor.attempt import Attempt
+def failing() -> None:
+    """Let the hang detector raise once a file `fail` exists."""
     from grpo_run.runtime.supervisor.detection.detector import HangDetector
 
-    owner: Any
-    owner, name, due, error = {
-        "poll": (HangDetector, "scan", lambda _: Path("fail").exists(), KeyError("a rank that is not there")),
-        "start": (Attempt, "make_files", lambda attempt: attempt.number == 1, PermissionError(13, "denied")),
-        "thread": (
-            FileFollower, "read", lambda _: threading.current_thread() is not threading.main_thread(),
-            MemoryError(),
-        ),
-    }[where]  # fmt: skip
-    original = getattr(owner, name)
+    original = HangDetector.scan
 
     def raising(self: Any, *arguments: Any) -> Any:
-        if due(self):
-            raise error
+        if Path("fail").exists():
+            raise KeyError("a rank that is not there")
         return original(self, *arguments)
 
-    setattr(owner, name, raising)
+    HangDetector.scan = raising  # type: ignore[method-assign]
 
 
 if __name__ == "__main__":

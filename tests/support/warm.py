@@ -49,6 +49,8 @@ QUIET = {
     "TORCH_EXTENSIONS_DIR": str(EXTENSIONS),
 }
 """Variables of every real run in tests, on top of the environment of pytest."""
+ROOM = {"SPT_NOENV": "1", "TEST_WARM_ROOM": "-" * 16384}
+"""Variables of the launcher: its forks show their own in /proc in the place of all of these."""
 starts: Counter[str] = Counter()
 """How many processes were started warm and cold, for the summary at the end of a test run."""
 always_cold = False
@@ -132,7 +134,7 @@ class _Launcher:
             listener.listen(16)
             process = subprocess.Popen(
                 [sys.executable, "-P", "-c", LOADER, str(listener.fileno()), str(os.getpid())],
-                env={**os.environ, **QUIET}, pass_fds=[listener.fileno()], stdin=subprocess.DEVNULL,
+                env={**os.environ, **QUIET, **ROOM}, pass_fds=[listener.fileno()], stdin=subprocess.DEVNULL,
                 stdout=log, stderr=log,
             )  # fmt: skip
         atexit.register(made._end, process)
@@ -140,12 +142,12 @@ class _Launcher:
 
     def start(
         self, arguments: Sequence[str], *, script_directory_in_path: bool, cwd: Path,
-        environment: Mapping[str, str], streams: Sequence[int],
+        environment: Mapping[str, str], streams: Sequence[int], inside: int,
     ) -> WarmProcess:  # fmt: skip
         """Fork a process that runs the Python script `arguments[0]`."""
         request = json.dumps({
             "arguments": list(arguments), "cwd": str(cwd), "environment": dict(environment),
-            "script_directory_in_path": script_directory_in_path,
+            "script_directory_in_path": script_directory_in_path, "inside": inside,
         }).encode()  # fmt: skip
         connection = socket.socket(socket.AF_UNIX)
         connection.settimeout(READY_SECONDS)
@@ -186,6 +188,7 @@ def start(
     stderr: int | None = None,
     stdin: int | None = None,
     cold: bool | None = None,
+    inside: int = 0,
 ) -> Process:
     """Start a Python script in a session of its own.
 
@@ -196,6 +199,8 @@ def start(
         stdin: descriptor of standard input; nothing by default.
         cold: start a new interpreter, or fork one whatever the environment; by default the environment
             decides.
+        inside: pid of a process whose namespaces it enters if it starts warm; then the process that is
+            returned waits for it, as `nsenter` does.
     """
     global _launcher
     isolated = list(command[:2]) == [sys.executable, "-P"]
@@ -220,7 +225,7 @@ def start(
             command[2:] if isolated else command, script_directory_in_path=not isolated, cwd=cwd,
             environment=environment,
             streams=[nothing.fileno() if stdin is None else stdin, output,
-            output if stderr is None else stderr],
+            output if stderr is None else stderr], inside=inside,
         )  # fmt: skip
 
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 import array
 import atexit
 import contextlib
+import ctypes
 import functools
 import gc
 import importlib
@@ -54,6 +55,8 @@ LIBRARIES = "grpo_run.runtime.rank.preload"
 FORK_SAFE_THREADS = {"jemalloc_bg_thd"}
 """pyarrow's allocator, which handles forks itself; the forkserver of every run has this thread too."""
 SUPERVISOR_PID = "GRPO_RUN_SUPERVISOR_PID"
+NAMESPACES = ("uts", "ipc", "net", "pid", "mnt")
+"""Those of a test's host, in the order in which a child enters them."""
 EXIT = struct.Struct("i")
 
 
@@ -143,6 +146,12 @@ class Launcher:
         self.listener.close()
         for target, descriptor in enumerate(streams):
             os.dup2(descriptor, target)
+        if request["inside"]:
+            connection.sendall(EXIT.pack(os.getpid()))
+            connection.close()
+            os.closerange(3, os.sysconf("SC_OPEN_MAX"))
+            enter(request["inside"])
+            os.setsid()
         os.chdir(request["cwd"])
         os.environ.clear()
         os.environ.update(request["environment"])
@@ -155,9 +164,11 @@ class Launcher:
         import setproctitle
 
         setproctitle.setproctitle(" ".join(["python", *sys.argv]))
-        connection.sendall(EXIT.pack(os.getpid()))
-        connection.close()
-        os.closerange(3, os.sysconf("SC_OPEN_MAX"))
+        show_environment()
+        if not request["inside"]:
+            connection.sendall(EXIT.pack(os.getpid()))
+            connection.close()
+            os.closerange(3, os.sysconf("SC_OPEN_MAX"))
         return lambda: runpy.run_path(sys.argv[0], run_name="__main__")
 
     def spawn(self, path: Any, arguments: Any, descriptors: Any) -> int:
@@ -197,11 +208,37 @@ class Launcher:
         multiprocessing.forkserver._forkserver.__init__()
         multiprocessing.resource_tracker._resource_tracker.__init__()
         set_path(self.path)
+        show_environment()
         sys.argv = ["-c"]
         exec(compile(server.command, "<string>", "exec"), {"__name__": "__main__"})  # noqa: S102
 
 
 fresh: Any = multiprocessing.util.spawnv_passfds
+
+
+def enter(target: int) -> None:
+    """Go on in the namespaces of a process, as `nsenter` does: in a child, for which this process waits."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    for descriptor in [os.open(f"/proc/{target}/ns/{kind}", os.O_RDONLY) for kind in NAMESPACES]:
+        if libc.setns(descriptor, 0) != 0:
+            raise OSError(ctypes.get_errno(), "setns")
+        os.close(descriptor)
+    pid = os.fork()
+    if pid == 0:
+        return
+    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    if code < 0:
+        os.kill(os.getpid(), -code)
+    os._exit(code & 0xFF)
+
+
+def show_environment() -> None:
+    """Let /proc show the variables of this process, as after an exec, where it shows the launcher's."""
+    with open("/proc/self/stat") as file:
+        begin, end = map(int, file.read().rpartition(")")[2].split()[47:49])
+    shown = b"".join(name + b"=" + value + b"\0" for name, value in os.environb.items())
+    assert len(shown) <= end - begin, "too little room for the environment"
+    ctypes.memmove(begin, shown.ljust(end - begin, b"\0"), end - begin)
 
 
 def native_threads() -> set[str]:

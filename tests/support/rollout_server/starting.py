@@ -24,14 +24,6 @@ SCRIPT = SCRIPTS / "server_grpo.py"
 READY_SECONDS = 60.0
 
 
-def path_of_ranks() -> dict[str, str]:
-    """Return the environment in which any script finds the stand-in for the package `vllm`, from a cold start
-    or in fresh interpreters; `SCRIPT` finds it without.
-    """
-    rest = [os.environ["PYTHONPATH"]] if "PYTHONPATH" in os.environ else []
-    return {"PYTHONPATH": os.pathsep.join([str(HERE / "packages"), *rest])}
-
-
 class StandIn:
     """A server in a session of its own.
 

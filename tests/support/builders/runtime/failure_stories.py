@@ -43,7 +43,6 @@ KILLED = verdict()
 BUG = verdict(cause=Cause.exception, signature="KeyError@train.py:3:step7", deterministic=True)
 STALL = verdict(cause=Cause.generation_stall, signature="generation_stall@train.py:3:step7")
 SLOW_JUDGE = verdict(cause=Cause.reward_stall, signature="reward_stall@train.py:3:step7")
-BUG_TWICE = f"!{BUG.signature}"
 NO_START = verdict(
     cause=Cause.startup_failure, signature="ImportError@train.py:1:step0", deterministic=True, starting=True
 )

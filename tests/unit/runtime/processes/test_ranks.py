@@ -34,8 +34,9 @@ class FakeProcess:
         return self.code
 
     def release(self) -> None:
-        self.released = True
-        os.close(self.sentinel)
+        if not self.released:
+            self.released = True
+            os.close(self.sentinel)
 
 
 class RankShell:
@@ -44,6 +45,7 @@ class RankShell:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.monkeypatch = monkeypatch
         self.made: list[FakeProcess] = []
+        self.ever_made: list[FakeProcess] = []
         self.sent: list[tuple[int, int]] = []
         self.cooperative: set[int] = set()
         self.refusals: dict[int, list[OSError]] = {}
@@ -119,14 +121,16 @@ class RankShell:
         return " ".join(f"{process.pid}:{process.code}" for process in self.made)
 
     def close(self) -> None:
-        """End the processes."""
-        for process in self.made:
+        """End the processes, and close their pipes."""
+        for process in self.ever_made:
             process.end(0)
+            process.release()
 
     def _start(self, spec: RankSpec, entry: str, preloaded: bool) -> FakeProcess:
         if self.refusals.get(spec.rank):
             raise self.refusals[spec.rank].pop()
         self.made.append(FakeProcess(100 + spec.rank))
+        self.ever_made.append(self.made[-1])
         return self.made[-1]
 
     def _send(self, pid: int, number: int) -> None:

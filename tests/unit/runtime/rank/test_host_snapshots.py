@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +24,11 @@ Files = dict[str, bytes]
 @pytest.fixture
 def run(
     tmp_path: Path, make_settings: Callable[..., RankSettings], monkeypatch: pytest.MonkeyPatch
-) -> SnapshotHosts:
+) -> Iterator[SnapshotHosts]:
     """A run over several hosts."""
-    return SnapshotHosts(tmp_path, make_settings(), monkeypatch)
+    made = SnapshotHosts(tmp_path, make_settings(), monkeypatch)
+    yield made
+    made.close()
 
 
 def written(hosts: int, step: int) -> Files:

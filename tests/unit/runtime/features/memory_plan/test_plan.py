@@ -8,7 +8,6 @@ import pytest
 from support.memory_cases import planned
 
 from grpo_run.runtime.features.memory_plan._remedies import read_plan, text_of
-from grpo_run.runtime.features.memory_plan.settings import parse_memory_plan
 
 
 def test_the_text_names_what_is_changed_only() -> None:
@@ -29,21 +28,3 @@ def test_the_text_names_what_is_changed_only() -> None:
 def test_a_plan_that_no_run_can_have_is_refused(values: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=r"no_such_field|should be"):
         read_plan(values)
-
-
-@pytest.mark.parametrize(
-    ("text", "plan"),
-    [
-        ("micro-batch=2, checkpointing", planned(micro_batch_divisor=2, gradient_checkpointing=True)),
-        (
-            "sub-batches=4,vllm-share=0.25,vllm-sleep,offload,expandable-segments",
-            planned(
-                generation_sub_batches=4, vllm_gpu_memory_utilization=0.25, vllm_sleep=True,
-                optimizer_offload=True, expandable_segments=True,
-            ),
-        ),
-        ("micro-batch=1", {}),
-    ],
-)  # fmt: skip
-def test_the_option_is_a_list_of_names_and_numbers(text: str, plan: dict[str, Any]) -> None:
-    assert parse_memory_plan(text) == plan
