@@ -323,6 +323,8 @@ def test_a_page_left_open_shows_the_new_run(tmp_path: Path) -> None:
         assert server.enter_context(served(tmp_path, address)) == url
         page.wait(headline("startsWith('Rank 1 was killed')"), SECONDS)
         page.wait("document.querySelector('#connection').textContent === 'live'", SECONDS)
+        bar = "getComputedStyle(document.querySelector('#progress i')).backgroundColor"
+        assert page.value(bar) == "rgb(179, 55, 47)"
         page.value("choose(state.runs.find(run => run.run_id === 'evening').key)")
         page.wait(headline("startsWith('Finished at step 300')"), SECONDS)
         page.wait(f"{text('.other')}.startsWith('morning is ')", SECONDS)
