@@ -247,6 +247,7 @@ def test_a_fault_opens_the_log_at_its_line(tmp_path: Path) -> None:
         page.show(width=1280, height=800)
         page.open(url)
         page.wait("document.querySelectorAll('#incidents a[href=\"#log\"]').length === 1", SECONDS)
+        page.wait("document.querySelectorAll('figure[data-name=reward] .redone').length === 1", SECONDS)
         page.value("document.querySelector('#incidents a[href=\"#log\"]').click()")
         page.wait("document.querySelectorAll('.output .here').length === 1", SECONDS)
         assert page.value(text(".output .here")) == "1 Traceback (most recent call last):"
