@@ -309,6 +309,8 @@ def test_a_page_of_a_running_launch_that_fails_disconnects_and_ends_nothing_else
             assert time.monotonic() < ends
         assert client.get(f"/{TOKEN}/").status_code == 200
     assert [entry["event"] for entry in logs] == ["live_page_failed"]
+
+
 def test_a_log_is_a_stream_that_ends_with_the_run(client: TestClient, run: RunDirectory) -> None:
     """It counts as an open page while it lasts; what is no number is no rank."""
     run.attempt(0).mkdir()
