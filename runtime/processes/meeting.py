@@ -159,14 +159,13 @@ class Meeting(RendezvousHandler):
     def _wait_apart(self) -> None:
         """Return when this host may join: at once, unless it is to stay out."""
         node, apart = rendezvous_names.this_node(self._handler), ""
-        if self._parameters.get_as_bool(outside_hosts.LET_BACK):
+        if self._parameters.get_as_bool("readmit"):
             rendezvous_names.note(self._backend, rendezvous_names.IN_A_ROW, node.addr)
         while not self._handler.is_closed():  # which reads the state
             seen = rendezvous_names.view(self._handler)
             if node.addr in seen.refused:
                 rendezvous_names.note(self._backend, rendezvous_names.REFUSED, node.addr)
-            why = outside_hosts.why_apart(seen, node, self._parameters.min_nodes)
-            if not why:
+            if not (why := outside_hosts.why_apart(seen, node, self._parameters.min_nodes)):
                 break
             if not apart:
                 rendezvous_names.note(self._backend, rendezvous_names.APART, node, apart := why)
