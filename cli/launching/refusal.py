@@ -42,25 +42,23 @@ def tell_others(arguments: Sequence[str], error: UsageError) -> None:
             *takewhile(lambda word: word not in ("-m", "--module", "--") and word[-3:] != ".py", arguments)
         ]
         nodes, kind, endpoint, run_id, address = vars(parser.parse_known_args(words)[0]).values()
-        several = int(nodes.rpartition(":")[2]) > 1
-        if several and not _told(kind, endpoint, run_id, address or socket.getfqdn(), why):
+        if int(nodes.rpartition(":")[2]) > 1 and not _told(kind, endpoint, run_id, address, why):
             error.args = (f"{why}. The other hosts wait for this one: start it again, or stop them.",)
 
 
-def _told(kind: str, endpoint: str, run_id: str, address: str, why: str) -> bool:
+def _told(kind: str, endpoint: str, run_id: str, address: str | None, why: str) -> bool:
     from torch.distributed.elastic.rendezvous import RendezvousConnectionError, RendezvousParameters
 
-    from grpo_run.runtime.upstream import rendezvous_names
+    from grpo_run.runtime.upstream import rendezvous_names as names
 
     parameters = RendezvousParameters(kind, endpoint, run_id, 1, 1)
-    place, deadline = rendezvous_names.endpoint(parameters), time.monotonic() + TELL_SECONDS
-    if kind != "c10d" or rendezvous_names.serves(parameters):
+    told, place, deadline = False, names.endpoint(parameters), time.monotonic() + TELL_SECONDS
+    if kind != "c10d" or names.serves(parameters):
         return False
     print(f"grpo-run: {why}; telling the other hosts at {endpoint}", file=sys.stderr)
-    told = False
     while not told and time.monotonic() < deadline:
         time.sleep(LOOK_SECONDS)
         with contextlib.suppress(RendezvousConnectionError, RuntimeError):  # its host has just gone
             if probe(*place) is Answer.accepted:
-                told = rendezvous_names.refuse(rendezvous_names.connect(place, run_id), address, why)
+                told = names.refuse(names.connect(place, run_id), address or socket.getfqdn(), why)
     return told

@@ -12,8 +12,8 @@ for a while after it was renamed, but not after it was removed. The random name 
 library writes inside: it would create the directory anew.
 
 Rank 0 calls `prepare` and `begin` (`runtime/rank/step/resume.py`), and `publishing.py` renames. One rank of
-each host records the fence for the supervisor and the drain worker of its host. Runs on one host have none,
-unless an attempt over several was before.
+each host records the fence for the supervisor and the drain worker of its host. Attempts on one host
+have none.
 """
 
 from __future__ import annotations

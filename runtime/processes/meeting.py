@@ -7,9 +7,9 @@ at ports: the supervisor's loop does not wait for the network. Made by `runtime/
 the agent; decides nothing about the run.
 
 The host of the endpoint looks at all others and writes into torch's state which one is lost (see
-`signs_of_life.py`); torch then drops it everywhere. One that is to stay out (`outside_hosts.py`) waits before
-it joins. The others look at the endpoint. A host that is cut off
-takes it for lost, as one cannot see from there which of the two it is.
+`signs_of_life.py`); torch then drops it everywhere. The others look at the endpoint. A host that is cut off
+takes it for lost, as one cannot see from there which of the two it is. One that is to stay out
+(`_outside_hosts.py`) waits before it joins.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from torch.distributed.elastic.rendezvous import (
 from torch.distributed.elastic.rendezvous import registry as rendezvous_registry
 
 from grpo_run.runtime.errors import EXIT_FINISHED, EXIT_GAVE_UP, EXIT_USAGE, HostsLostError
-from grpo_run.runtime.processes import outside_hosts
+from grpo_run.runtime.processes import _outside_hosts as outside_hosts
 from grpo_run.runtime.processes.signs_of_life import (
     AGAIN_SECONDS,
     LOOK_SECONDS,
@@ -159,14 +159,13 @@ class Meeting(RendezvousHandler):
     def _wait_apart(self) -> None:
         """Return when this host may join: at once, unless it is to stay out."""
         node, apart = rendezvous_names.this_node(self._handler), ""
-        if self._parameters.get_as_bool(outside_hosts.LET_BACK):
+        if self._parameters.get_as_bool("readmit"):
             rendezvous_names.note(self._backend, rendezvous_names.IN_A_ROW, node.addr)
         while not self._handler.is_closed():  # which reads the state
             seen = rendezvous_names.view(self._handler)
             if node.addr in seen.refused:
                 rendezvous_names.note(self._backend, rendezvous_names.REFUSED, node.addr)
-            why = outside_hosts.why_apart(seen, node, self._parameters.min_nodes)
-            if not why:
+            if not (why := outside_hosts.why_apart(seen, node, self._parameters.min_nodes)):
                 break
             if not apart:
                 rendezvous_names.note(self._backend, rendezvous_names.APART, node, apart := why)

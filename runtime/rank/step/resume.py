@@ -176,7 +176,12 @@ def _begin(session: Session, output_dir: Path, fence: Path | None) -> None:
         begin_attempt(fence, output_dir, session.config.run_id)
     except OSError as error:
         session.warn(f"{UNFENCED}: {error}")
-    _record(session, output_dir, fence)
+    if session.world_size > session.local_world_size:
+        _record(session, output_dir, fence)
+    else:
+        fencing.close(fence)  # of an attempt over several hosts, before this one
+        for folder in filter(None, (session.config.run_directory, session.config.snapshot_directory)):
+            fencing.close_recorded(folder, None)
 
 
 def _record(session: Session, output_dir: str | Path, fence: Path) -> None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from grpo_run.runtime.processes.outside_hosts import (
+from grpo_run.runtime.processes._outside_hosts import (
     ROW_SECONDS,
     losses_in_a_row,
     needed_text,

@@ -176,6 +176,7 @@ def test_a_run_on_one_host_has_no_fence(session: Any, call: TrainCall) -> None:
     agree_on_resume(AttemptState(session), call, None, CallFacts())
     assert os.listdir(call.output_dir) == ["checkpoint-5"]
     older = older_attempt(call.output_dir, session)
+    fencing.record(session.config.run_directory, Path(call.output_dir), older, made=True)
     agreed = agree_on_resume(AttemptState(session), call, None, CallFacts())
     assert agreed.choice.argument == str(path)
     assert agreed.choice.fence is None

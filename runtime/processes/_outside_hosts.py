@@ -17,8 +17,6 @@ ROW_SECONDS = 3600.0
 """A host that took part for so long before it was lost is not lost in a row."""
 MOST_LOSSES = 2
 """In a row, from which on a host stays out."""
-LET_BACK = "readmit"
-"""Key of `--rdzv-conf` with which a user lets such a host take part again."""
 
 
 def losses_in_a_row(before: int, lasted_seconds: float) -> int:
@@ -46,7 +44,7 @@ def why_apart(seen: View, node: Any, needed: int) -> str:
         return ""
     return (
         f"stays out, because it was lost {losses} times in a row, and takes part when the others do not"
-        f" suffice; to let it back now, repair it and start it again with --rdzv-conf {LET_BACK}=1"
+        f" suffice; to let it back now, repair it and start it again with --rdzv-conf readmit=1"
     )
 
 
