@@ -12,7 +12,7 @@ from pathlib import Path
 
 from grpo_run.cli.command_parser import CommandParser
 from grpo_run.cli.text import print_table
-from grpo_run.runtime.catalog import find_run
+from grpo_run.cli.which_run import which_run
 from grpo_run.runtime.checkpoints.listing import (
     RENAMED_STATES,
     CheckpointEntry,
@@ -48,7 +48,7 @@ def main(arguments: Sequence[str]) -> int:
             metavar="DIR|RUN",
             help=(
                 "an output directory, a checkpoint-N directory, a run directory or a run id (default: the"
-                " newest run under runs/)"
+                " active run under runs/, or the last one that has trained)"
             ),
         )
         action.add_argument("--json", action="store_true", help="print one JSON object")
@@ -93,7 +93,7 @@ def find_directories(target: str | None) -> list[Path]:
         path = Path(target)
         if path.is_dir() and not (path / "run.json").is_file():
             return [path]
-    run = find_run(target)
+    run = which_run(target)
     history = run_reader(run).history()
     if history.checkpoint is None:
         raise UsageError(f"run {run.path.name} has published no checkpoint yet")

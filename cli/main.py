@@ -22,6 +22,7 @@ COMMANDS = {
     "train": "train a recipe (arithmetic, gsm8k or a YAML file) under supervision",
     "resume": "start the recorded command of a run again",
     "status": "show the state of a run",
+    "logs": "show what the ranks of a run print",
     "serve": "serve a live page of all runs",
     "top": "show runs and ranks live in the terminal",
     "report": "write a run, or one of its incidents, as an HTML page",
@@ -31,6 +32,7 @@ COMMANDS = {
     "save": "ask a run to save a checkpoint at the next step",
     "checkpoints": "list, verify or prune checkpoints",
     "demo": "train the arithmetic recipe, kill a rank, recover, and write the report",
+    "completion": "print what lets bash, zsh or fish complete commands, options and runs",
     **feature_command.COMMANDS,
 }
 RUNS = frozenset({"launch", "train", "resume"})
@@ -42,7 +44,7 @@ USAGE = "\n".join(
         "",
         *(f"  {name:<11} {text}" for name, text in COMMANDS.items()),
         "",
-        "`grpo-run COMMAND --help` describes a command.",
+        "`grpo-run help COMMAND` describes a command.",
     ]
 )
 
@@ -108,6 +110,8 @@ def _discard_output() -> None:
 
 
 def _run(words: list[str]) -> int:
+    if words[:1] == ["help"]:
+        words = [*words[1:2], "--help"]
     if not words or words[0] in ("-h", "--help"):
         print(USAGE)
         return 0 if words else EXIT_USAGE

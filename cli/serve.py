@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from grpo_run.cli.command_parser import CommandParser
-from grpo_run.runtime.catalog import find_run, meant_run
+from grpo_run.cli.which_run import which_run
+from grpo_run.runtime.catalog import meant_run
 from grpo_run.runtime.errors import UsageError
 from grpo_run.runtime.history.run_directory import DEFAULT_ROOT, RunDirectory
 from grpo_run.runtime.registry import token_file
@@ -30,9 +31,7 @@ def main(arguments: Sequence[str]) -> int:
             " machine, forward the port: `ssh -L 9480:127.0.0.1:9480 HOST`."
         ),
     )
-    parser.add_argument(
-        "run", nargs="?", help="run directory, run id or folder of runs (default: the newest under runs/)"
-    )
+    parser.add_run("run directory, run id or folder of runs")
     parser.add_argument(
         "--address",
         metavar="HOST:PORT",
@@ -88,7 +87,7 @@ def find(name: str | None) -> tuple[Path, RunDirectory, bool]:
     folder = Path(name) if name is not None else DEFAULT_ROOT
     if not (folder / "run.json").is_file() and (meant := meant_run(folder)) is not None:
         return folder, meant, True
-    return DEFAULT_ROOT, find_run(name), False
+    return DEFAULT_ROOT, which_run(name), False
 
 
 def yield_to_training() -> None:

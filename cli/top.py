@@ -31,6 +31,23 @@ STACK_SECONDS = 10.0
 ONCE_WIDTH = 80
 CURVES = ("reward", "completion_length", "kl", "loss")
 BLOCKS = "▁▂▃▄▅▆▇█"
+NARROW = 110
+"""Below so many columns, the runs are above the chosen one, so that their names have room."""
+LIST_COLUMNS = 36
+HELP = """\
+up, down     choose a run, or a rank of the chosen run
+enter        fold or unfold the ranks of a run
+s            read the Python stacks of the chosen rank, without pausing it
+tab          go to the run's page, which up and down then scroll, and back
+h, ?         this help
+escape       the run again
+q            quit; the run goes on
+
+! before a rank: the others wait for it
+late         how much later than the first rank this one ends its steps
+limit        most memory that the rank, or its device, may use
+
+What the ranks print: grpo-run logs -f. As a page: grpo-run serve."""
 STYLES = {"good": "green", "bad": "bold red", "warn": "yellow", "busy": "magenta", "quiet": "dim"}
 
 
@@ -39,11 +56,9 @@ def main(arguments: Sequence[str]) -> int:
     parser = CommandParser(
         prog="grpo-run top",
         description="Show runs and ranks live in the terminal.",
-        epilog="Keys: arrows choose a run or rank, s reads the stacks of the chosen rank, q quits.",
+        epilog="Keys: arrows choose a run or rank, s reads the stacks of the chosen rank, h helps, q quits.",
     )
-    parser.add_argument(
-        "run", nargs="?", help="run directory, run id or folder of runs (default: the newest under runs/)"
-    )
+    parser.add_run("run directory, run id or folder of runs")
     parser.add_argument("--once", action="store_true", help="print one frame and exit")
     options = parser.parse_args(arguments)
 
@@ -188,12 +203,23 @@ def make_app(runs: RunList, key: str, feed: RunFeed) -> App[None]:
     class Top(App[None]):
         """The tree on the left, the chosen run on the right; both are refreshed by one thread."""
 
-        CSS = "Tree { width: 26; border-right: solid $primary-darken-2; } #detail { padding: 0 1; }"
-        BINDINGS = [("q", "quit", "quit"), ("s", "stacks", "stacks of the rank"), ("escape", "run", "back")]  # noqa: RUF012
+        CSS = f"""
+        Tree {{ width: {LIST_COLUMNS}; border-right: solid $primary-darken-2; }}
+        #detail {{ padding: 0 1; }}
+        .narrow {{ layout: vertical; }}
+        .narrow Tree {{
+            width: 100%; height: auto; max-height: 7;
+            border-right: none; border-bottom: solid $primary-darken-2;
+        }}
+        """
+        BINDINGS = [  # noqa: RUF012
+            ("q", "quit", "quit"), ("s", "stacks", "stacks of the rank"), ("h,question_mark", "help", "help"),
+            ("escape", "run", "back"),
+        ]  # fmt: skip
         ENABLE_COMMAND_PALETTE = False
 
         def compose(self) -> ComposeResult:
-            yield Horizontal(Tree[Any]("runs"), VerticalScroll(Static(id="detail")))
+            yield Horizontal(Tree[Any]("runs"), VerticalScroll(Static(id="detail")), id="body")
             yield Footer()
 
         def on_mount(self) -> None:
@@ -204,6 +230,10 @@ def make_app(runs: RunList, key: str, feed: RunFeed) -> App[None]:
             tree.root.expand()
             tree.focus()
             self.refresh_runs()
+
+        def on_resize(self) -> None:
+            """Put the runs where there is room."""
+            self.query_one("#body").set_class(self.size.width < NARROW, "narrow")
 
         @work(thread=True, exclusive=True)
         def refresh_runs(self) -> None:
@@ -254,7 +284,8 @@ def make_app(runs: RunList, key: str, feed: RunFeed) -> App[None]:
             if self.stacks:
                 detail.update(Text(self.stacks))
             else:
-                detail.update(frame(shown, self.size.width - 30))
+                width = self.size.width
+                detail.update(frame(shown, width - (4 if width < NARROW else LIST_COLUMNS + 4)))
 
         def on_tree_node_highlighted(self, event: Tree.NodeHighlighted[Any]) -> None:
             """Choose a run or rank."""
@@ -276,6 +307,10 @@ def make_app(runs: RunList, key: str, feed: RunFeed) -> App[None]:
         def read_stacks(self, pid: int) -> None:
             """Wait for py-spy in a thread of its own."""
             self.stacks = stacks_of(pid)
+
+        def action_help(self) -> None:
+            """Show the keys in place of the run."""
+            self.stacks = HELP
 
         def action_run(self) -> None:
             """Show the run again."""

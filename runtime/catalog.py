@@ -6,6 +6,7 @@ searched. Called by every command that names a run, and by the live page. Reads 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from grpo_run.runtime.errors import RunDirectoryError
@@ -33,34 +34,53 @@ def run_directories(root: Path = DEFAULT_ROOT, folder: Path | None = None) -> li
     return list(found.values())
 
 
+class SeveralRunsError(RunDirectoryError):
+    """A command can mean several runs.
+
+    Args:
+        what: why, as `2 runs are active`.
+        paths: of the runs.
+    """
+
+    def __init__(self, what: str, paths: Sequence[Path]) -> None:
+        super().__init__(f"{what}; name one of {', '.join(map(str, paths))}")
+        self.what = what
+        self.paths = paths
+
+
 def find_run(name: str | None, root: Path = DEFAULT_ROOT) -> RunDirectory:
-    """Return the run that a command refers to, by its directory or its id.
+    """Return the run that a command refers to: by its directory or id, or by what only its id begins with.
 
     Args:
         name: a run directory or a run id, in `root` or in the registry; None for the one that is meant, see
-            `meant_run`.
+            `meant_run`: in `root`, or the active one of the registry if `root` has no runs.
         root: the folder that contains runs.
 
     Raises:
-        RunDirectoryError: there is no such run, or several.
+        RunDirectoryError: there is no such run.
+        SeveralRunsError: there are several.
     """
     if name is None:
-        meant = meant_run(root)
+        launched = _launched_last_first(root) or [RunDirectory(path=path) for path in run_directories(root)]
+        active = [run.path for run in launched if run.owner() is not None]
+        if len(active) > 1:
+            raise SeveralRunsError(f"{len(active)} runs are active", active)
+        meant = RunDirectory(path=active[0]) if active else meant_run(root)
         if meant is None:
             raise RunDirectoryError(f"no run under {root}/; name a run directory")
-        active = [run.path for run in _launched_last_first(root) if run.owner() is not None]
-        if len(active) > 1:
-            raise RunDirectoryError(
-                f"{len(active)} runs are active; name one of {', '.join(map(str, active))}"
-            )
         return meant
-    found = [path for path in (Path(name), root / name) if _is_run(path)][:1]
-    if not found and "/" not in name:
-        found = [path for path in registered(registry_folder()) if _is_run(path) and _has_id(path, name)]
+    found = [path for path in (Path(name), root / name) if name and _is_run(path)][:1]
+    if not found and name and "/" not in name:
+        known = run_directories(root)
+        found = [path for path in known if _has_id(path, name)]
+        begun = [] if found else [path for path in known if path.name.startswith(name)]
+        if len(begun) > 1:
+            raise SeveralRunsError(f"{name} begins the ids of {len(begun)} runs", begun)
+        found = found or begun
     if not found:
         raise RunDirectoryError(f"{name} is not a run directory (no run.json in it or under {root}/)")
     if len(found) > 1:
-        raise RunDirectoryError(f"{name} is the id of several runs; name one of {', '.join(map(str, found))}")
+        raise SeveralRunsError(f"{name} is the id of several runs", found)
     return RunDirectory(path=found[0])
 
 

@@ -48,4 +48,5 @@ def parse(arguments: Sequence[str], *, starts_over: int = 0) -> tuple[RunRequest
         typed=tuple(arguments),
         starts_over=starts_over,
     )
-    return request, CommandDisplay(DisplayOptions(**given_values(DisplayOptions, given)))
+    display = DisplayOptions(**given_values(DisplayOptions, given))
+    return request, CommandDisplay(display, brief=given["--show-ranks"] is None)

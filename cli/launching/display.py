@@ -44,6 +44,10 @@ class DisplayOptions:
         most_used=True,
         help="address of the Prometheus metrics; the next free port if it is taken",
     )  # fmt: skip
+    label_ranks: bool = option(
+        False, "--label-ranks", group=OptionGroup.display,
+        help="put the rank before each line of the ranks' output in a pipe or a file, as on a terminal",
+    )  # fmt: skip
 
     def __post_init__(self) -> None:
         if self.metrics_addr != "off":
@@ -62,9 +66,13 @@ class CommandDisplay:
 
     Args:
         options: of the command.
+        brief: nobody has said which ranks are shown: on a terminal, lines that repeat the progress line are
+            left out.
     """
 
-    def __init__(self, options: DisplayOptions) -> None:
+    def __init__(self, options: DisplayOptions, *, brief: bool = False) -> None:
+        self._labels = options.label_ranks
+        self._brief = brief
         self._asked_address = options.metrics_addr
         self._listener: Listener | None = None
         self._server: MetricsServer | None = None
@@ -94,7 +102,13 @@ class CommandDisplay:
         self._background = (errors, printed)
         self._streams = sys.stdout, sys.stderr
         sys.stdout, sys.stderr = printed.stream(sys.stdout), errors.stream(sys.stderr)
-        terminal = Terminal(shown_ranks=config.shown_ranks, passed_on=_passed_on(config.output), tell=tell)
+        self._brief = self._brief and config.output is Output.lines and config.shown_ranks == {0}
+        terminal = Terminal(
+            shown_ranks=config.shown_ranks,
+            passed_on={} if self._labels else _passed_on(config.output),
+            brief=self._brief,
+            tell=tell,
+        )
         self._notify = terminal.notify
         return terminal
 
@@ -112,9 +126,10 @@ class CommandDisplay:
             self._notify(place)
         else:
             self._serve(self._listener, directory, status, place)
-        if self._config.output is Output.lines and not self._config.shown_ranks:
-            logs = short_path(directory.path / "attempts")
-            self._notify(f"what the ranks print is in {logs}; --show-ranks all shows it here")
+        if self._config.output is Output.lines:
+            shown = "rank 0 is shown, without bars and metrics; all" if self._brief else "all output"
+            run = short_path(directory.path)
+            self._notify(f"{shown}: `grpo-run logs -f {run}`, state: `grpo-run status {run}`, stop: Ctrl-C")
         mode = stat.S_IMODE(directory.path.stat().st_mode)
         if mode & (stat.S_IWGRP | stat.S_IWOTH):
             self._notify(

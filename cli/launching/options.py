@@ -194,8 +194,15 @@ def values_of(options: argparse.Namespace) -> dict[str, Any]:
 OF_ACCELERATE = {
     "--num-processes": "the ranks of this host are --nproc-per-node N",
     "--num-machines": "the number of hosts is --nnodes N",
+    "--machine-rank": "the number of this host is --node-rank N",
+    "--main-process-ip": "the address of the first host is --master-addr HOST, or --rdzv-endpoint HOST:PORT",
+    "--main-process-port": "the port of the first host is --master-port N, or --rdzv-endpoint HOST:PORT",
     "--config-file": "an accelerate configuration is --accelerate-config FILE",
     "--multi-gpu": "leave it out: --nproc-per-node N or an --accelerate-config FILE decides",
+    **dict.fromkeys(
+        ("--use-deepspeed", "--use-fsdp", "--deepspeed-config-file", "--zero-stage"),
+        "give an --accelerate-config FILE that says so",
+    ),
     "--mixed-precision": "set bf16 or fp16 in the script, or give an --accelerate-config FILE",
 }
 """Options of `accelerate launch`, and what is given here instead."""

@@ -77,7 +77,7 @@ def inspection_line(recovery: Recovery, run_directory: Path) -> str:
     run = short_path(run_directory)
     evidence = f"evidence in {short_path(recovery.incident)}; show it with" if recovery.incident else "see"
     which = " --incident last" if recovery.incident else ""
-    return f"{evidence} `grpo-run report {run}{which}` or `grpo-run status {run}`"
+    return f"{evidence} `grpo-run report {run}{which}`, `grpo-run logs {run}` or `grpo-run status {run}`"
 
 
 def _where(verdict: Mapping[str, Any], rank: int | None) -> str:

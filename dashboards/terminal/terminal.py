@@ -11,6 +11,7 @@ thread-safe.
 from __future__ import annotations
 
 import contextlib
+import re
 import sys
 import textwrap
 import threading
@@ -26,6 +27,8 @@ from rich.text import Text
 from grpo_run.dashboards.terminal._incidents import LABEL_WIDTH, fault_lines, inspection_line, recovered_line
 from grpo_run.dashboards.terminal._progress import progress_line
 from grpo_run.dashboards.terminal.background_output import BackgroundStream
+from grpo_run.runtime.errors import EXIT_STOPPED
+from grpo_run.runtime.files import short_path
 from grpo_run.runtime.history.history import History
 from grpo_run.runtime.history.recovery import Recovery
 from grpo_run.runtime.history.status import RunStatus
@@ -82,11 +85,23 @@ shown."""
 FAULT, RECOVERED = "FAULT ", "RECOVERED "
 TOLD = ("where", "action")
 """Facts of a fault that `tell` gets."""
+BAR = re.compile(r"(?:[^|\n]{0,80}:)?\s*\d{1,3}%\|[^|]{0,400}\|\s*[^\s/]+/\S+ \[[^\]]*\]")
+"""A state of tqdm's progress bar."""
+METRICS = re.compile(r"\s*\{'.*'epoch': .*\}\s*")
+"""What a Trainer prints of a step: the progress line, `grpo-run status` and the reports have it."""
 STYLES = {FAULT: "bold red", RECOVERED: "bold green"}
 INDENT = " " * 9
 """Width of the time, so that folded lines and facts stand below the text."""
 REFRESH_SECONDS = 1.0
 """In a pipe a progress line is rare, and faults are printed when the next attempt begins at the latest."""
+
+
+def _without_progress(line: str) -> str:
+    """Return what a line says beside progress bars and logged metrics; empty if nothing."""
+    if "%|" not in line and "{'" not in line:
+        return line or " "
+    left = BAR.sub("", line)
+    return "" if not left.strip() or METRICS.fullmatch(left) else left
 
 
 class _Console(Console):
@@ -101,6 +116,7 @@ class Terminal:
 
     Args:
         shown_ranks: ranks whose output is printed; the ranks' files hold all of it.
+        brief: leave out progress bars and the metrics that a Trainer prints.
         passed_on: the streams that get the ranks' output byte for byte, by descriptor; a stream that is also
             standard error's is descriptor 1. Empty on a terminal.
         tell: receives faults with their place and action, recoveries, and how the run has ended.
@@ -111,10 +127,12 @@ class Terminal:
         *,
         shown_ranks: frozenset[int],
         passed_on: Mapping[int, BackgroundStream] = MappingProxyType({}),
+        brief: bool = False,
         tell: Callable[[str], None] = lambda text: None,
     ) -> None:
         self._shown_ranks = shown_ranks
         self._passed_on = passed_on
+        self._brief = brief
         self._tell = tell
         self._line_is_open = False
         """A rank has begun a line where events are printed."""
@@ -173,9 +191,11 @@ class Terminal:
         if line.startswith(NAME):
             text = line.removeprefix(NAME)
             repeated = self._guard_lines.setdefault(text, rank) != rank
-            if rank not in self._shown_ranks and not repeated:
+            if (self._brief or rank not in self._shown_ranks) and not repeated:
                 self._event(text)
-        if rank not in self._shown_ranks:
+            if self._brief:
+                return
+        if rank not in self._shown_ranks or (self._brief and not (line := _without_progress(line))):
             return
         stream = sys.stderr if descriptor == 2 else sys.stdout
         # the reader is gone, or there never was one; the rank's file has the line
@@ -252,6 +272,9 @@ class Terminal:
         faults = status.history.recoveries[self._faults_at_start :]
         if faults:
             self._event(inspection_line(faults[-1], run_directory))
+        if self._is_screen and status.history.exit_code == EXIT_STOPPED:
+            run = short_path(run_directory)
+            self._event(f"go on with `grpo-run resume {run}`, look back with `grpo-run report {run}`")
         self._tell(sentence)
         self._event(sentence)
 

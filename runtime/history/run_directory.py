@@ -12,6 +12,7 @@
       imports.json            digests of the user's files that the ranks have imported
       fences.json             in a run over several hosts, how this one changes checkpoints
       attempts/000/rank0.log  output, one file per rank, or with rank0.err one for each stream
+      attempts/000/output.times  where in these files was written when, every 15 s
       attempts/000/rank0.jsonl  events of a rank, as a log of bounded size
       incidents/0001-signal/  verdict.json and evidence
       checkpoint_backups/     links to checkpoints, while the script starts

@@ -85,7 +85,7 @@ def shown_ranks(text: str | None, output: Output, world_size: int) -> frozenset[
     """Return the ranks whose output is shown.
 
     Args:
-        text: `none`, `all`, or numbers separated by commas; None for none on a terminal, and all elsewhere.
+        text: `none`, `all`, or numbers separated by commas; None for 0 on a terminal, and all elsewhere.
         output: how it is shown.
         world_size: the largest number of ranks that the run may have.
 
@@ -93,7 +93,7 @@ def shown_ranks(text: str | None, output: Output, world_size: int) -> frozenset[
         UsageError: the value is none of these, or names a rank that the run does not have.
     """
     if text is None:
-        text = "none" if output is Output.lines else "all"
+        text = "0" if output is Output.lines else "all"
     if text == "none":
         return frozenset()
     if text == "all":

@@ -50,8 +50,9 @@ class LaunchOptions:
     )  # fmt: skip
     show_ranks: str | None = option(
         None, "--show-ranks", group=OptionGroup.display, metavar="RANKS", most_used=True,
-        help="ranks whose output is shown: none, all, or numbers as 0,1 (default: none on a terminal; all in"
-        " a pipe or a file, as under torchrun; warnings and events are always shown)",
+        help="ranks whose output is shown: none, all, or numbers as 0,1 (default: on a terminal rank 0's"
+        " lines, without progress bars and logged metrics; all in a pipe or a file, as under torchrun;"
+        " warnings and events are always shown)",
     )  # fmt: skip
     on_end: str | None = option(
         None, "--on-end", group=OptionGroup.display, metavar="COMMAND",

@@ -3,11 +3,13 @@ file.
 
 A thread of the supervisor reads the files of the present attempt. The ranks write the files themselves, so no
 output is lost if the supervisor is slow or exits, and nothing has to be kept for a reader that is slow. Does
-not parse or colour lines.
+not parse or colour lines. `FileFollower` is also what `dashboards/rank_logs.py` reads with, for commands and
+the live page; `TIMES` tells it what was printed when.
 """
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import threading
@@ -30,6 +32,11 @@ MAX_BEHIND_BYTES = 8 * 1024 * 1024
 BEGUN_SECONDS = 1.0
 """A line that a rank has begun, such as a question or a progress bar, is passed on as it is after this time.
 """
+TIMES = "output.times"
+"""File of an attempt: lines of seconds since the epoch, rank, descriptor, and up to where in the rank's file
+there were lines then.
+"""
+TIMES_SECONDS = 15.0
 STOP_SECONDS = 5.0
 """How long to wait for the thread when the run ends."""
 
@@ -39,19 +46,29 @@ class FileFollower:
 
     For a reader of bytes, a state of a progress bar begins with its carriage return and counts as a line. For
     one of lines, text before a carriage return is dropped, as a terminal would overwrite it, and a file that
-    grows faster than it is read is continued near its end.
+    grows faster than it is read is continued near its end. A file that was truncated or replaced is read from
+    its beginning.
 
     Args:
         path: of the file.
         by_lines: for a reader of lines.
+        start: where to begin in it.
+        whole: leave nothing out, however far behind.
     """
 
-    def __init__(self, path: Path, *, by_lines: bool = False) -> None:
+    def __init__(self, path: Path, *, by_lines: bool = False, start: int = 0, whole: bool = False) -> None:
         self.by_lines = by_lines
-        self._path = path
-        self._position = 0
+        self.path = path
+        self._whole = whole
+        self._position = start
+        self._inode = 0
         self._begun = b""
         self._grew_at = -math.inf
+
+    @property
+    def line_start(self) -> int:
+        """Where in the file the first line begins that was not passed on."""
+        return self._position - len(self._begun)
 
     @property
     def is_active(self) -> bool:
@@ -61,11 +78,15 @@ class FileFollower:
     def read(self) -> bytes:
         """Return what may be passed on of at most `MAX_READ_BYTES` that were appended since the last call."""
         try:
-            size = os.stat(self._path).st_size
-            skipped = self._skip_to(size) if self.by_lines else 0
+            found = os.stat(self.path)
+            size = found.st_size
+            if size < self._position or self._inode not in (0, found.st_ino):
+                self._position, self._begun = 0, b""
+            self._inode = found.st_ino
+            skipped = self._skip_to(size) if self.by_lines and not self._whole else 0
             data = b""
             if size > self._position:  # called often: do not open a file that has not grown
-                with open(self._path, "rb") as file:
+                with open(self.path, "rb") as file:
                     file.seek(self._position)
                     data = file.read(MAX_READ_BYTES)
         except OSError:  # not there yet, or no descriptor is left: the next call reads it
@@ -74,7 +95,7 @@ class FileFollower:
         if data:
             self._grew_at = time.monotonic()
         if skipped:
-            note = f"... {skipped / 1e6:.0f} MB of output are in {self._path} only\n".encode()
+            note = f"... {skipped / 1e6:.0f} MB of output are in {self.path} only\n".encode()
             data = note + data.partition(b"\n")[2]
         text = self._begun + data
         end = text.rfind(b"\n") + 1
@@ -108,7 +129,7 @@ class FileFollower:
     def take_rest(self) -> tuple[bytes, Path, int]:
         """Return the line that was begun, and where in which file the rest begins. Nothing more is read."""
         begun, self._begun = self._begun, b""
-        return begun, self._path, self._position
+        return begun, self.path, self._position
 
     def _skip_to(self, size: int) -> int:
         """Skip what is too far behind the end of the file. Returns the number of bytes skipped."""
@@ -150,6 +171,7 @@ class OutputFollower:
     def __init__(self, printer: Printer) -> None:
         self._printer = printer
         self._followers: dict[tuple[int, int], FileFollower] = {}
+        self._noted: dict[Path, int] = {}
         self._lock = threading.Lock()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._loop, daemon=True, name="grpo-run-output")
@@ -166,6 +188,7 @@ class OutputFollower:
         """
         self.drain()
         with self._lock:
+            self._noted = {}
             self._followers = {
                 stream: FileFollower(path, by_lines=not self._printer.takes_bytes(stream[1]))
                 for stream, path in files.items()
@@ -194,7 +217,7 @@ class OutputFollower:
         self.drain()
 
     def _loop(self) -> None:
-        all_due_at = time.monotonic()
+        all_due_at = note_at = time.monotonic()
         while True:
             all_due = time.monotonic() >= all_due_at
             if all_due:
@@ -204,9 +227,22 @@ class OutputFollower:
                     if all_due or follower.is_active:
                         self._pass_on(rank, descriptor, follower)
                 active = any(follower.is_active for follower in self._followers.values())
+                if time.monotonic() >= note_at:
+                    note_at = time.monotonic() + TIMES_SECONDS
+                    self._note_times()
             pause_seconds = POLL_SECONDS if active else max(0.0, all_due_at - time.monotonic())
             if self._stop.wait(pause_seconds):
                 return
+
+    def _note_times(self) -> None:
+        """Append to `TIMES` how far each file has been read, if it has grown."""
+        for (rank, descriptor), follower in self._followers.items():
+            if self._noted.get(follower.path, 0) == follower.line_start:
+                continue
+            self._noted[follower.path] = follower.line_start
+            line = f"{time.time():.0f} {rank} {descriptor} {follower.line_start}\n"
+            with contextlib.suppress(OSError), open(follower.path.with_name(TIMES), "a") as file:
+                file.write(line)  # without it, `--since` shows more
 
     def _pass_on(self, rank: int, descriptor: int, follower: FileFollower) -> None:
         """Pass on what a rank has printed. Of bytes, as much as the reader takes; the file keeps the rest."""

@@ -2,68 +2,10 @@
 
 from __future__ import annotations
 
-import fcntl
-import os
-import pty
-import select
-import struct
-import subprocess
-import termios
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
-import pyte
 from support.runs import BIN, SCRIPTS, Runs
-
-SECONDS = 60.0
-COLUMNS, ROWS = 80, 24
-
-
-class Terminal:
-    """A pseudo-terminal with a program, and what its screen shows."""
-
-    def __init__(self, descriptor: int) -> None:
-        self._descriptor = descriptor
-        self._screen = pyte.Screen(COLUMNS, ROWS)
-        self._stream = pyte.ByteStream(self._screen)
-
-    def type(self, keys: bytes) -> None:
-        """Press keys."""
-        os.write(self._descriptor, keys)
-
-    def wait(self, shown: Callable[[str], bool], keys: bytes = b"") -> str:
-        """Return the screen as soon as it shows something; press keys once a second until then."""
-        typed_at, deadline = 0.0, time.monotonic() + SECONDS
-        while True:
-            text = "\n".join(self._screen.display)
-            if shown(text):
-                return text
-            assert time.monotonic() < deadline, text
-            if keys and time.monotonic() - typed_at > 1:
-                typed_at = time.monotonic()
-                self.type(keys)
-            if select.select([self._descriptor], [], [], 0.2)[0]:
-                self._stream.feed(os.read(self._descriptor, 65536))
-
-
-@contextmanager
-def terminal(command: list[str], cwd: Path) -> Iterator[tuple[Terminal, subprocess.Popen[bytes]]]:
-    """Run a program in a terminal of its own."""
-    ours, its = pty.openpty()
-    fcntl.ioctl(its, termios.TIOCSWINSZ, struct.pack("HHHH", ROWS, COLUMNS, 0, 0))
-    environment = {**os.environ, "TERM": "xterm-256color", "XDG_STATE_HOME": str(cwd / "state")}
-    process = subprocess.Popen(
-        command, cwd=cwd, env=environment, stdin=its, stdout=its, stderr=its, start_new_session=True
-    )
-    os.close(its)
-    try:
-        yield Terminal(ours), process
-    finally:
-        process.kill()
-        process.wait()
-        os.close(ours)
+from support.terminals import SECONDS, terminal
 
 
 def test_a_run_is_followed_in_a_terminal(runs: Runs, tmp_path: Path) -> None:
@@ -84,3 +26,21 @@ def test_a_run_is_followed_in_a_terminal(runs: Runs, tmp_path: Path) -> None:
         screen.type(b"q")
         assert process.wait(SECONDS) == 0
     assert run.process.poll() is None
+
+
+def test_names_are_whole_and_keys_are_explained(runs: Runs, tmp_path: Path) -> None:
+    """On 80 columns; the help gives way to the run."""
+    name = "grpo-of-a-long-name-with-many-words-0123456789abcdef"
+    script = (str(SCRIPTS / "grpo.py"), "--output-dir", "out", "--max-steps", "2")
+    run = runs("--run-id", name, *script, name=name).start()
+    run.ended()
+    with terminal([str(BIN / "grpo-run"), "top", str(run.directory)], tmp_path) as (screen, process):
+        text = screen.wait(lambda text: "goodput" in text)
+        assert f"{name} finished" in text
+        assert "2 of 2" in text
+        for key in (b"h", b"?"):
+            text = screen.wait(lambda text: "read the Python stacks of the chosen rank" in text, key)
+            assert "h, ?         this help" in text
+            screen.wait(lambda text: "goodput" in text, b"\x1b")
+        screen.type(b"q")
+        assert process.wait(SECONDS) == 0

@@ -22,12 +22,12 @@ TIME = re.compile(r"^\d\d:\d\d:\d\d ")
 class Screen:
     """A terminal under test, the history it shows, and what was told and printed to standard error."""
 
-    def __init__(self, *, width: int | None, shown: frozenset[int]) -> None:
+    def __init__(self, *, width: int | None, shown: frozenset[int], brief: bool = False) -> None:
         self.history = History(step=7)
         self.slots: tuple[Slot | None, ...] = (None, None)
         self.stderr = io.StringIO()
         self.told: list[str] = []
-        self.terminal = Terminal(shown_ranks=shown, tell=self.told.append)
+        self.terminal = Terminal(shown_ranks=shown, brief=brief, tell=self.told.append)
         is_terminal = width is not None
         self.terminal._console = Console(
             file=self.stderr, force_terminal=is_terminal, width=width, highlight=False, markup=False,

@@ -58,9 +58,9 @@ class ScreenShell:
         self.here, self.capsys = here, capsys
         self.open()
 
-    def open(self, width: str = "null", shown: str = "[]", old: str = "0") -> None:
-        """Begin anew, with ranks that are shown and faults of an earlier supervisor."""
-        self.made = Screen(width=json.loads(width), shown=frozenset(json.loads(shown)))
+    def open(self, width: str = "null", shown: str = "[]", old: str = "0", brief: str = "") -> None:
+        """Begin anew, with ranks that are shown, perhaps briefly, and faults of an earlier supervisor."""
+        self.made = Screen(width=json.loads(width), shown=frozenset(json.loads(shown)), brief=bool(brief))
         self.made.history.recoveries += [fault(seconds=1.0) for _ in range(int(old))]
         self.made.terminal.start(self.made.status)
         self.seen = 0

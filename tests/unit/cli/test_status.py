@@ -88,3 +88,13 @@ def test_ranks_step_time_time_left_and_waits_are_shown(run: RunDirectory, capsys
     assert value["sentence"] == lines[0]
     assert value["remaining_seconds"] is None
     assert value["ranks"][0]["memory"]["phases"]["optimizer"]["peak_allocated_bytes"] == 70 * 2**30
+
+
+@pytest.mark.usefixtures("owned")
+def test_a_terminal_gets_the_next_commands(capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the ranks print is followed while the run is active. A pipe gets what it always got."""
+    assert main(["status", "night"]) == 0
+    assert "grpo-run logs" not in capsys.readouterr().out
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    assert main(["status", "night"]) == 0
+    assert "grpo-run logs -f night" in capsys.readouterr().out

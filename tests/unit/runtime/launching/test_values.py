@@ -16,15 +16,10 @@ from grpo_run.runtime.launching import _values as values
 
 @pytest.mark.parametrize(
     ("text", "on_terminal", "elsewhere"),
-    [
-        (None, set(), {0, 1, 2}),
-        ("none", set(), set()),
-        ("1,0", {0, 1}, {0, 1}),
-        ("all", {0, 1, 2}, {0, 1, 2}),
-    ],
+    [(None, {0}, {0, 1, 2}), ("none", set(), set()), ("1,0", {0, 1}, {0, 1}), ("all", {0, 1, 2}, {0, 1, 2})],
 )
 def test_shown_ranks(text: str | None, on_terminal: set[int], elsewhere: set[int]) -> None:
-    """None on a terminal and all elsewhere, unless ranks are named."""
+    """Rank 0 on a terminal and all elsewhere, unless ranks are named."""
     assert values.shown_ranks(text, Output.lines, 3) == on_terminal
     for output in (Output.merged, Output.apart):
         assert values.shown_ranks(text, output, 3) == elsewhere

@@ -12,7 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from grpo_run.runtime.processes import output as output_module
-from grpo_run.runtime.processes.output import MAX_LINE_BYTES, MAX_READ_BYTES, FileFollower, OutputFollower
+from grpo_run.runtime.processes.output import (
+    MAX_LINE_BYTES,
+    MAX_READ_BYTES,
+    TIMES,
+    FileFollower,
+    OutputFollower,
+)
 
 
 @pytest.fixture
@@ -253,7 +259,7 @@ def test_files_that_do_not_grow_are_looked_at_rarely(
     read = FileFollower.read_lines
 
     def counted(self: FileFollower) -> list[str]:
-        looks[self._path.name] += 1
+        looks[self.path.name] += 1
         return read(self)
 
     monkeypatch.setattr(FileFollower, "read_lines", counted)
@@ -306,3 +312,32 @@ def test_a_follower_without_descriptors_reads_later(tmp_path: Path, monkeypatch:
         patched.setattr("builtins.open", refuse)
         assert follower.read_lines() == []
     assert follower.read_lines() == ["first"]
+
+
+def test_it_is_noted_when_lines_were_printed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Up to the last whole line, only for files that have grown, and without harm where it cannot be."""
+    monkeypatch.setattr(output_module, "TIMES_SECONDS", 0.0)
+    monkeypatch.setattr(output_module, "QUIET_POLL_SECONDS", 0.02)
+    folders = [tmp_path / name for name in ("000", "001")]
+    for folder in folders:
+        folder.mkdir()
+        for rank in range(2):
+            (folder / f"rank{rank}.log").touch()
+    (folders[1] / TIMES).mkdir()  # cannot be written
+    lines: list[str] = []
+    output = OutputFollower(Lines(lambda rank, line: lines.append(line)))
+    output.start()
+    for folder in folders:
+        output.follow({(rank, 1): folder / f"rank{rank}.log" for rank in range(2)})
+        append(folder / "rank1.log", b"one\nbegun")
+        deadline = time.monotonic() + 10
+        while (folder == folders[0] and not (folder / TIMES).exists()) or "one" not in lines:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        lines.clear()
+    output.stop()
+    assert lines == ["begun"]
+    (noted,) = (folders[0] / TIMES).read_text().splitlines()
+    at, *rest = noted.split()
+    assert rest == ["1", "1", "4"]
+    assert abs(float(at) - time.time()) < 60
