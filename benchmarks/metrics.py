@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from prometheus_client import generate_latest
 from rich.console import Console
 from rich.table import Table
 
@@ -79,7 +78,7 @@ def simulated(folder: Path, ranks: int) -> RunCollector:
 
 def scrape(collector: RunCollector) -> str:
     """Return one page."""
-    return generate_latest(collector.registry).decode()
+    return collector.page()
 
 
 def seconds_of(action: Callable[[], object], times: int) -> list[float]:

@@ -14,7 +14,7 @@ from pathlib import Path
 import yaml
 
 from grpo_run.cli.command_parser import CommandParser
-from grpo_run.dashboards.provisioning import alert_rules, dashboards
+from grpo_run.dashboards.provisioning import RUNBOOK, alert_rules, dashboards
 from grpo_run.runtime.errors import UsageError
 from grpo_run.runtime.registry import targets_folder
 
@@ -36,9 +36,19 @@ def main(arguments: Sequence[str]) -> int:
     )
     parser.add_argument("action", choices=["export"], help="write the files")
     parser.add_argument("directory", metavar="DIR", type=Path, help="where to; created if it does not exist")
+    parser.add_argument(
+        "--runbook-base",
+        metavar="URL",
+        default=RUNBOOK,
+        help="page that alerts link to, as served by a run or by `grpo-run serve` (default: %(default)s)",
+    )
     parser.add_argument("--force", action="store_true", help="replace files that differ")
     options = parser.parse_args(arguments)
-    texts = _texts()
+    if not options.runbook_base.startswith(("http://", "https://")):
+        raise UsageError(
+            f"--runbook-base {options.runbook_base!r} is not an address: use http:// or https://"
+        )
+    texts = _texts(options.runbook_base)
     different = [
         name
         for name, text in texts.items()
@@ -61,10 +71,10 @@ def main(arguments: Sequence[str]) -> int:
     return 0
 
 
-def _texts() -> dict[str, str]:
+def _texts(runbook: str) -> dict[str, str]:
     package = files("grpo_run.dashboards")
     texts = {name: package.joinpath(source).read_text() for name, source in FILES.items()}
-    texts["prometheus/alerts.yml"] = yaml.safe_dump(alert_rules(), sort_keys=False, width=110)
+    texts["prometheus/alerts.yml"] = yaml.safe_dump(alert_rules(runbook), sort_keys=False, width=110)
     for name, model in dashboards().items():
         texts[f"grafana/dashboards/{name}.json"] = json.dumps(model, indent=2) + "\n"
     texts["compose.yaml"] = texts["compose.yaml"].replace("TARGETS", str(targets_folder() or "./targets"))

@@ -11,10 +11,8 @@ from pathlib import Path
 from grpo_run.cli.command_parser import CommandParser
 from grpo_run.cli.which_run import which_run
 from grpo_run.runtime.catalog import meant_run
-from grpo_run.runtime.errors import UsageError
 from grpo_run.runtime.history.run_directory import DEFAULT_ROOT, RunDirectory
 from grpo_run.runtime.registry import token_file
-from grpo_run.runtime.upstream.versions import check_extra
 
 DEFAULT_ADDRESS = "127.0.0.1:9480"
 LOWEST_NICENESS = 19
@@ -39,21 +37,21 @@ def main(arguments: Sequence[str]) -> int:
         help=f"where to listen (default: {DEFAULT_ADDRESS}, or the next free port)",
     )
     options = parser.parse_args(arguments)
-    check_extra("grpo-run serve", "starlette", "uvicorn")
 
-    import uvicorn
+    from starlette.routing import Route
 
     from grpo_run.dashboards.live.feed import RunList
-    from grpo_run.dashboards.live.server import application, read_token
+    from grpo_run.dashboards.live.server import application
+    from grpo_run.dashboards.live.token import read_token
     from grpo_run.dashboards.metrics.address import open_listener
+    from grpo_run.dashboards.metrics.connections import http_server
+    from grpo_run.dashboards.runbook import runbook
 
     root, run, follows = find(options.run)
-    file = token_file()
-    if file is None:
-        raise UsageError("there is no home directory to keep the token in; set XDG_STATE_HOME")
-    token = read_token(file)
+    token = read_token(token_file())
     listener = open_listener(options.address, "--address", exactly=options.address != DEFAULT_ADDRESS)
-    app = application(RunList(root, run), run, token, listener.accepts_host, follows=follows)
+    also = [Route("/runbook", runbook)]
+    app = application(RunList(root, run), run, token, listener.accepts_host, follows=follows, also=also)
     yield_to_training()  # not before, or it could take long to start beside a training on all cores
     print(f"grpo-run: live page on http://{listener.target}/{token}/", flush=True)
     if listener.open_to_network:
@@ -62,15 +60,7 @@ def main(arguments: Sequence[str]) -> int:
             " address can read the runs",
             file=sys.stderr,
         )
-    config = uvicorn.Config(
-        app,
-        log_level="warning",
-        access_log=False,  # it would have the token
-        server_header=False,
-        date_header=False,
-        timeout_graceful_shutdown=END_SECONDS,
-    )
-    uvicorn.Server(config).run(sockets=[listener.socket])
+    http_server(app, listener.accepts_host, end_seconds=END_SECONDS).run(sockets=[listener.socket])
     return 0
 
 

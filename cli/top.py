@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 
 from grpo_run.cli.command_parser import CommandParser
 from grpo_run.cli.serve import find, yield_to_training
-from grpo_run.runtime.upstream.versions import check_extra
 from grpo_run.watchdog.text import duration_text, size_text
 
 if TYPE_CHECKING:
@@ -70,7 +69,6 @@ def main(arguments: Sequence[str]) -> int:
         feed.read()
         print_once(feed.shown)
         return 0
-    check_extra("grpo-run top", "textual")
     yield_to_training()
     make_app(RunList(root, run), key_of(run.path), RunFeed(run)).run()
     return 0

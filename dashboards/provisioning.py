@@ -15,6 +15,8 @@ import yaml
 
 from grpo_run.runtime.features import FEATURES
 
+RUNBOOK = "http://127.0.0.1:9480/runbook"
+"""Where `grpo-run serve` has the runbook unless it is told another address."""
 COLUMNS = 24
 """Of a Grafana dashboard."""
 
@@ -33,13 +35,19 @@ def dashboards() -> dict[str, dict[str, Any]]:
     return found
 
 
-def alert_rules() -> dict[str, Any]:
-    """Return Prometheus' rule file: one group with all rules."""
+def alert_rules(runbook: str = RUNBOOK) -> dict[str, Any]:
+    """Return Prometheus' rule file: one group with all rules.
+
+    Args:
+        runbook: address of the page that `dashboards/runbook.py` makes, of which each rule gets its section.
+    """
     rules: dict[str, Any] = yaml.safe_load(
         files("grpo_run.dashboards.prometheus").joinpath("alerts.yml").read_text()
     )
     for text in _of_features("alerts.yml"):
         rules["groups"][0]["rules"] += yaml.safe_load(text)
+    for rule in rules["groups"][0]["rules"]:
+        rule.setdefault("annotations", {})["runbook_url"] = f"{runbook}#{rule['alert'].lower()}"
     return rules
 
 

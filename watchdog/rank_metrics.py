@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 Kind = Literal["gauge", "counter"]
-Unit = Literal["", "seconds", "steps", "tokens", "ratio", "boolean", "count", "bytes"]
+Unit = Literal["", "seconds", "steps", "tokens", "ratio", "boolean", "count", "bytes", "celsius", "watts"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,4 +1,4 @@
-"""What `grpo-run launch` shows of a run: the terminal, and the metrics server.
+"""What `grpo-run launch` shows of a run: the terminal, and the server of its metrics and its page.
 
 Implements the `Display` of `runtime/launching/`. Nothing that is printed while a run lasts waits for its
 reader. `announce` prints the run directory, the address of the metrics, and who else can reach either; it
@@ -8,23 +8,28 @@ read how the run ended; how long is decided in `dashboards/metrics/_collector.py
 
 from __future__ import annotations
 
+import contextlib
 import os
 import stat
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TextIO
 
 from grpo_run.dashboards.metrics.address import DEFAULT_ADDRESS, Listener, open_listener, parse_address
+from grpo_run.runtime.errors import UsageError
 from grpo_run.runtime.files import short_path
 from grpo_run.runtime.history.run_directory import RunDirectory
 from grpo_run.runtime.launch.config import Output, RunConfig
 from grpo_run.runtime.launch.option import OptionGroup, option
-from grpo_run.runtime.registry import announce_target, targets_folder
+from grpo_run.runtime.registry import announce_target, targets_folder, token_file
 from grpo_run.watchdog.text import duration_text
 
 if TYPE_CHECKING:
+    from starlette.applications import Starlette
+    from starlette.routing import Route
+
     from grpo_run.dashboards.metrics.server import MetricsServer
     from grpo_run.dashboards.terminal.background_output import BackgroundOutput, BackgroundStream
     from grpo_run.dashboards.terminal.terminal import Terminal
@@ -140,11 +145,23 @@ class CommandDisplay:
     def _serve(
         self, listener: Listener, directory: RunDirectory, status: Callable[[], RunStatus], place: str
     ) -> None:
+        from grpo_run.dashboards.live.token import read_token
         from grpo_run.dashboards.metrics.server import start
 
-        server = self._server = start(status, listener)
+        token = None
+        with contextlib.suppress(UsageError):  # `grpo-run serve` says why there is no page
+            token = read_token(token_file())
+
+        def page(also: Sequence[Route]) -> Starlette:
+            from grpo_run.dashboards.live.server import application_of
+
+            return application_of(directory, token or "", listener.accepts_host, also)
+
+        server = self._server = start(status, listener, page=page if token else None)
         host, port = server.address
         self._notify(f"{place}, metrics on http://{host}:{port}/metrics")
+        if token and self._config.output is Output.lines:  # elsewhere others may read it
+            self._notify(f"live page on http://{server.target}/{token}/")
         asked = parse_address(self._asked_address)[1]
         if asked not in (0, port) and self._asked_address != DEFAULT_ADDRESS:
             self._notify(f"port {asked} is taken: the metrics are on the next free one, {port}")

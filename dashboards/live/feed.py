@@ -189,11 +189,11 @@ class RunList:
     """All runs of the user.
 
     Args:
-        root: the folder of runs in the working directory.
+        root: the folder of runs in the working directory; None to list the given run alone.
         given: a run that is listed wherever it is; None for none.
     """
 
-    def __init__(self, root: Path = DEFAULT_ROOT, given: RunDirectory | None = None) -> None:
+    def __init__(self, root: Path | None = DEFAULT_ROOT, given: RunDirectory | None = None) -> None:
         self._root, self._given = root, given
         self._changed: dict[str, tuple[float, bool]] = {}
         self._entries: dict[str, tuple[object, dict[str, Any]]] = {}
@@ -208,7 +208,8 @@ class RunList:
     def find(self) -> None:
         """Look for runs, and which of them have changed."""
         found: dict[str, tuple[float, RunDirectory]] = {}
-        for path in [*([self._given.path] if self._given else []), *run_directories(self._root)]:
+        others = [] if self._root is None else run_directories(self._root)
+        for path in [*([self._given.path] if self._given else []), *others]:
             directory = RunDirectory(path=path)
             found.setdefault(key_of(path), (_changed_at(directory), directory))
         newest = sorted(found.items(), key=lambda item: -item[1][0])[:MOST_RUNS]

@@ -1,8 +1,9 @@
-"""The HTTP server of `grpo-run serve`: one page, a stream of changes, the ranks' output, and reports.
+"""The live page: a page, a stream of changes, the output of ranks, and reports.
 
-Called by `cli/serve.py`. Every address begins with a token that only the user knows; any other is answered
-404. Nothing can be changed through the server: it knows GET alone. Texts of scripts are sent as JSON and put
-into the page as text, and the policy that the page is sent with allows no script but its own. The page loads
+`grpo-run serve` has it of all runs (`application`), and each run of itself beside its metrics
+(`application_of`). Every address begins with a token that only the user knows; any other is answered 404.
+Nothing can be changed through the server: it knows GET alone. Texts of scripts are sent as JSON and put into
+the page as text, and the policy that the page is sent with allows no script but its own. The page loads
 nothing from elsewhere. No TLS: listen on the loopback device, and forward the port with ssh.
 """
 
@@ -13,11 +14,12 @@ import contextlib
 import hmac
 import json
 import os
-import secrets
-from collections.abc import AsyncIterator, Awaitable, Callable
+import signal
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import structlog
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response, StreamingResponse
@@ -25,9 +27,11 @@ from starlette.routing import Route
 
 from grpo_run.dashboards.live.feed import RunFeed, RunList, key_of
 from grpo_run.dashboards.live.log_lines import log_lines
-from grpo_run.runtime.errors import RunDirectoryError, UsageError
-from grpo_run.runtime.files import replace_file
+from grpo_run.dashboards.metrics.connections import in_thread
+from grpo_run.runtime.errors import RunDirectoryError
 from grpo_run.runtime.history.run_directory import RunDirectory
+
+log = structlog.get_logger(__name__)
 
 POLL_SECONDS = 0.4
 SEND_SECONDS = 1.0
@@ -40,8 +44,6 @@ QUIET_SECONDS = 15.0
 MOST_READERS = 256
 WAITING_CHANGES = 32
 """A page that does not read so many changes is disconnected; it connects again and gets everything anew."""
-TOKEN_BYTES = 24
-MIN_TOKEN_CHARACTERS = 20
 MAX_FEEDS = 32
 ASKED_SECONDS = 30.0
 """A run whose curves or values a page has asked for is read for so long."""
@@ -69,28 +71,6 @@ POLICY = (
 )
 
 
-def read_token(file: Path) -> str:
-    """Return the token in a file that only this user can read; make one if there is none.
-
-    Raises:
-        UsageError: the file cannot be written, or others can read it.
-    """
-    try:
-        with contextlib.suppress(FileNotFoundError):
-            found = file.lstat()
-            if found.st_uid != os.geteuid() or found.st_mode & 0o077:
-                raise UsageError(f"{file} must be yours and have mode 0600; delete it, and a new one is made")
-            token = file.read_text().strip()
-            if len(token) >= MIN_TOKEN_CHARACTERS and token.isascii() and "/" not in token:
-                return token
-        file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        token = secrets.token_urlsafe(TOKEN_BYTES)
-        replace_file(file, f"{token}\n".encode())
-    except OSError as error:
-        raise UsageError(f"cannot keep the token of the page in {file}: {error.strerror}") from error
-    return token
-
-
 def event(name: str, value: object) -> bytes:
     """Return one server-sent event."""
     return f"event: {name}\ndata: {json.dumps(value, separators=(',', ':'))}\n\n".encode()
@@ -101,18 +81,45 @@ class Readers:
 
     Args:
         runs: all runs.
-        default: the key of the run that a page shows if it names none; watched also without a page, so that
-            the first page has its past.
+        default: the key of the run that a page shows if it names none.
         follows: another run becomes the default when it is active and the default is not.
+        keeps: the default is read also without a page, so that the first page has its past.
     """
 
-    def __init__(self, runs: RunList, default: str, *, follows: bool) -> None:
-        self.runs, self.default, self._follows = runs, default, follows
+    def __init__(self, runs: RunList, default: str, *, follows: bool, keeps: bool = True) -> None:
+        self.runs, self.default, self._follows, self._keeps = runs, default, follows, keeps
+        self._watching: asyncio.Task[None] | None = None
         self._feeds: dict[str, RunFeed] = {}
         self._queues: dict[str, set[asyncio.Queue[bytes | None]]] = {}
         self._asked: dict[str, float] = {}
         self._listed: bytes = b""
         self._logs = 0
+
+    async def begin(self) -> bool:
+        """Begin to read what is shown; return whether that goes on, without which pages would stand still."""
+        if not self.runs.directories:
+            await in_thread(self.runs.find)
+        if self._watching is None:
+            self._watching = asyncio.create_task(self.watch())
+            self._watching.add_done_callback(self._report)
+        return not self._watching.done()
+
+    async def end(self) -> None:
+        """Read nothing more. Raises what reading has raised, unless it was logged."""
+        if self._watching is not None and (self._keeps or not self._watching.done()):
+            self._watching.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._watching
+
+    def _report(self, watching: asyncio.Task[None]) -> None:
+        if watching.cancelled():
+            return
+        if self._keeps:  # the server has nothing else: end it with the error
+            os.kill(os.getpid(), signal.SIGTERM)
+        else:
+            log.error("live_page_failed", exc_info=watching.exception())
+            for key in self._queues:
+                self._send(key, None)
 
     async def watch(self) -> None:
         """Read all runs that are shown, and the list, until cancelled. Raises what reading a run raises."""
@@ -120,6 +127,9 @@ class Readers:
         followers: dict[str, asyncio.Task[None]] = {}
         try:
             while True:
+                if not self._wanted():
+                    await asyncio.sleep(POLL_SECONDS)
+                    continue
                 for key in self._wanted() - followers.keys():
                     followers[key] = asyncio.create_task(self._follow(key))
                 for key, task in list(followers.items()):
@@ -128,7 +138,7 @@ class Readers:
                         del followers[key]
                 if loop.time() - found_at >= LIST_SECONDS:
                     found_at = loop.time()
-                    await asyncio.to_thread(self.runs.find)
+                    await in_thread(self.runs.find)
                     active = self.runs.active
                     if self._follows and active and self.default not in active:
                         self.default = active[0]
@@ -137,7 +147,7 @@ class Readers:
                     for key, feed in self._feeds.items()
                     if not feed.shown or "run" in feed.shown
                 }
-                await asyncio.to_thread(self.runs.read, watched, LIST_READ_SECONDS)
+                await in_thread(self.runs.read, watched, LIST_READ_SECONDS)
                 self._send_list()
                 await asyncio.sleep(POLL_SECONDS)
         finally:
@@ -147,10 +157,13 @@ class Readers:
     def _wanted(self) -> set[str]:
         since = asyncio.get_running_loop().time() - ASKED_SECONDS
         asked = {key for key, at in self._asked.items() if at >= since}
-        return {self.default, *asked, *(key for key, queues in self._queues.items() if queues)}
+        default = {self.default} if self._keeps else set()
+        return {*default, *asked, *(key for key, queues in self._queues.items() if queues)}
 
     async def feed_of(self, key: str) -> RunFeed | None:
         """Return the feed of a run, once it has been read; None if there is no such run."""
+        if not await self.begin():
+            return None
         loop = asyncio.get_running_loop()
         ends = loop.time() + FIRST_SECONDS
         self._asked[key] = loop.time()
@@ -164,7 +177,7 @@ class Readers:
         """Read one run for all of its pages: a long journal takes seconds, for which no other run waits."""
         loop, sent_at = asyncio.get_running_loop(), -SEND_SECONDS
         while key in self._wanted() and (feed := self._feed(key)) is not None:
-            await asyncio.to_thread(feed.read)
+            await in_thread(feed.read)
             if feed.urgent or loop.time() - sent_at >= SEND_SECONDS:
                 sent_at = loop.time()
                 changes = feed.changes()
@@ -188,11 +201,12 @@ class Readers:
             for key in self._queues:
                 self._send(key, listed)
 
-    def _send(self, key: str, data: bytes) -> None:
-        if not data:
+    def _send(self, key: str, data: bytes | None) -> None:
+        """Send to all pages of a run; None disconnects them."""
+        if data == b"":
             return
         for queue in self._queues.get(key, ()):
-            if queue.full():
+            if queue.full() or data is None:
                 while not queue.empty():
                     queue.get_nowait()
                 queue.put_nowait(None)
@@ -212,7 +226,7 @@ class Readers:
         """
         self._logs += 1
         try:
-            while (batch := await asyncio.to_thread(batches)) is not None:
+            while (batch := await in_thread(batches)) is not None:
                 yield event("lines", batch) if batch else ALIVE
                 await asyncio.sleep(SEND_SECONDS)
             yield event("end", None)
@@ -226,6 +240,8 @@ class Readers:
         try:
             yield b"retry: 1000\n\n" + self._listed
             while (feed := self._feed(key)) is None or not feed.shown:
+                if self._watching is not None and self._watching.done():
+                    return
                 await asyncio.sleep(POLL_SECONDS / 4)  # the first reading of a long journal
             # a change that waits in the queue may be part of it: to have it twice does no harm
             yield b"".join(event(name, value) for name, value in feed.shown.items())
@@ -248,6 +264,8 @@ def application(
     accepts_host: Callable[[str], bool],
     *,
     follows: bool = False,
+    keeps: bool = True,
+    also: Sequence[Route] = (),
 ) -> Starlette:
     """Return the ASGI application.
 
@@ -256,8 +274,10 @@ def application(
         token: the first part of every address.
         accepts_host: whether a Host header names this server, as `Listener.accepts_host`.
         follows: the user has named no run: the page shows the one that is active.
+        keeps: as of `Readers`.
+        also: further addresses, without a token.
     """
-    readers = Readers(runs, key_of(default.path), follows=follows)
+    readers = Readers(runs, key_of(default.path), follows=follows, keeps=keeps)
 
     def guarded(answer: Callable[[Request], Awaitable[Response]]) -> Callable[[Request], Awaitable[Response]]:
         async def checked(request: Request) -> Response:
@@ -281,6 +301,8 @@ def application(
         return Response(content, media_type=kind, headers={**HEADERS, "content-security-policy": POLICY})
 
     async def events(request: Request) -> Response:
+        if not await readers.begin():
+            return PlainTextResponse("the page has failed\n", 503, headers=HEADERS)
         key = request.query_params.get("run") or readers.default
         if key not in runs.directories:
             return PlainTextResponse("no such run\n", 404, headers=HEADERS)
@@ -293,11 +315,11 @@ def application(
             feed = await readers.feed_of(request.path_params["key"])
             if feed is None:
                 return PlainTextResponse("no such run\n", 404, headers=HEADERS)
-            return JSONResponse(await asyncio.to_thread(read, feed), headers=HEADERS)
+            return JSONResponse(await in_thread(read, feed), headers=HEADERS)
 
         return guarded(answer)
 
-    async def log(request: Request) -> Response:
+    async def output(request: Request) -> Response:
         run = runs.directories.get(request.path_params["key"])
         asked = request.query_params
         numbers = [asked.get(name, "") for name in ("rank", "attempt")]
@@ -314,34 +336,38 @@ def application(
         if run is None:
             return PlainTextResponse("no such run\n", 404, headers=HEADERS)
         try:
-            page = await asyncio.to_thread(_report, run, str(request.path_params["number"]))
+            page = await in_thread(_report, run, str(request.path_params["number"]))
         except RunDirectoryError as error:
             return PlainTextResponse(f"{error}\n", 404, headers=HEADERS)
         return HTMLResponse(page, headers=HEADERS)  # with a policy of its own
 
     @contextlib.asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
-        await asyncio.to_thread(runs.find)
-        watching = asyncio.create_task(readers.watch())
-        # without it the pages would stand still: end the server with the error
-        watching.add_done_callback(lambda task: None if task.cancelled() else os.kill(os.getpid(), 15))
+        if keeps:
+            await readers.begin()
         yield
-        watching.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await watching
+        await readers.end()
 
     return Starlette(
         routes=[
+            *also,
             Route("/{token}/", guarded(static), methods=["GET"]),
             Route("/{token}/events", guarded(events), methods=["GET"]),
             Route("/{token}/curves/{key}", of_feed(RunFeed.points), methods=["GET"]),
             Route("/{token}/values/{key}", of_feed(RunFeed.values), methods=["GET"]),
-            Route("/{token}/log/{key}", guarded(log), methods=["GET"]),
+            Route("/{token}/log/{key}", guarded(output), methods=["GET"]),
             Route("/{token}/incident/{key}/{number:int}", guarded(report), methods=["GET"]),
             Route("/{token}/{file}", guarded(static), methods=["GET"]),
         ],
         lifespan=lifespan,
     )
+
+
+def application_of(
+    run: RunDirectory, token: str, accepts_host: Callable[[str], bool], also: Sequence[Route]
+) -> Starlette:
+    """Return the application of one run, which is read while a page is open."""
+    return application(RunList(None, run), run, token, accepts_host, keeps=False, also=also)
 
 
 def _report(run: RunDirectory, number: str) -> str:

@@ -1,13 +1,13 @@
-"""The Prometheus collector: read the run once per scrape and evaluate the metric catalogue.
+"""The Prometheus collector: read the run once per scrape, evaluate the metric catalogue and write the page.
 
 Created by `server.py` for the supervisor's status, or for a reader of the run directory. A failed read does
 not raise in the scrape and leaves no old values: the run's series are absent and `grpo_observation_failed`
-is 1.
+is 1. The names of series, with their labels, are kept as text: most of a scrape is writing them.
 
 It also computes how long the exporter outlives its run, because a finished run and one that was given up
 differ only in the last state. Two scrapes are waited for: the first may have begun to read before the end,
 and alert rules see a sample only in their next evaluation. Without a regular scraper nothing waits. That
-part is pure: clocks are passed in. Does not serve HTTP and does not cache.
+part is pure: clocks are passed in. Does not serve HTTP and keeps no values.
 """
 
 from __future__ import annotations
@@ -15,18 +15,15 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from itertools import accumulate, pairwise
 from statistics import median
 
 import structlog
-from prometheus_client import CollectorRegistry
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
-from prometheus_client.registry import Collector
 
 from grpo_run.dashboards.metrics.catalogue import EXPORTER_METRICS, RUN_METRICS
 from grpo_run.runtime.history.status import RunStatus
-from grpo_run.runtime.metrics import RUN_ID, Exporter, Kind, Metric, RunObservation, Source
+from grpo_run.runtime.metrics import RUN_ID, Exporter, Metric, RunObservation, Source
 from grpo_run.watchdog.observation import Slot
 from grpo_run.watchdog.stalls.durations import HISTOGRAM_EDGES_SECONDS, Histogram
 
@@ -74,17 +71,13 @@ def stay_seconds(scrapes: Sequence[float], now: float, *, ended_at: float, annou
     return min(left, wait_seconds(scrapes, now, announced=announced))
 
 
-Family = CounterMetricFamily | GaugeMetricFamily | HistogramMetricFamily
-KINDS: dict[Kind, type[Family]] = {
-    "counter": CounterMetricFamily, "gauge": GaugeMetricFamily, "histogram": HistogramMetricFamily,
-}  # fmt: skip
 EDGES = (*map(repr, HISTOGRAM_EDGES_SECONDS), "+Inf")
 
 log = structlog.get_logger(__name__)
 
 
-class RunCollector(Collector):
-    """Prometheus collector for one run. Used by one thread.
+class RunCollector:
+    """Prometheus collector for one run. Used by one thread at a time.
 
     Args:
         read: returns the run's status; any exception counts as a failed observation.
@@ -110,16 +103,16 @@ class RunCollector(Collector):
         self._observed_at: float | None = None
         self._scrapes: deque[float] = deque(maxlen=KEPT_SCRAPES)
         self._announced = False
-        self.registry = CollectorRegistry(auto_describe=False)  # which would read the run
-        self.registry.register(self)
+        self._series: dict[tuple[str, tuple[str, ...]], str] = {}
 
-    def collect(self) -> Iterator[Family]:
-        """Read the run once and yield its metric families; a failed read does not raise."""
+    def page(self) -> str:
+        """Read the run once and return its metrics as Prometheus reads them; a failed read does not raise."""
         self._scrapes.append(self._monotonic())
-        yield from self._observed()
+        lines = self._observed()
         exporter = Exporter(failed=self._failing, failures=self._failures, observed_at=self._observed_at)
         for metric in EXPORTER_METRICS:
-            yield self._family(metric, exporter)
+            self._write(lines, metric, exporter)
+        return "".join(lines)
 
     def announce_scraper(self) -> None:
         """Note that a scraper has named itself, so that it will come again."""
@@ -135,13 +128,15 @@ class RunCollector(Collector):
             tuple(self._scrapes), self._monotonic(), ended_at=ended_at, announced=self._announced
         )
 
-    def _observed(self) -> list[Family]:
-        """Return the families of the run; none if it cannot be read. Every failure is counted; the first of
+    def _observed(self) -> list[str]:
+        """Return the lines of the run; none if it cannot be read. Every failure is counted; the first of
         consecutive failures is logged.
         """
+        lines: list[str] = []
         try:
             observation = self._observation(self._read())
-            families = [self._family(metric, observation) for metric in RUN_METRICS]
+            for metric in RUN_METRICS:
+                self._write(lines, metric, observation)
         except Exception:
             self._failures += 1
             if not self._failing:
@@ -152,10 +147,12 @@ class RunCollector(Collector):
             log.info("run_observed_again", run_id=self._run_id, failures=self._failures)
         self._failing = False
         self._observed_at = observation.wall_seconds
-        return families
+        return lines
 
     def _observation(self, status: RunStatus) -> RunObservation:
-        self._run_id = status.run_id
+        if status.run_id != self._run_id:
+            self._run_id = status.run_id
+            self._series.clear()
         return RunObservation(
             status=status,
             slots=self._known_slots(status),
@@ -176,15 +173,35 @@ class RunCollector(Collector):
             return status.slots
         return () if status.history.exit_code is not None else (None,) * self._rank_count
 
-    def _family(self, metric: Metric[Source], source: Source) -> Family:
-        family = KINDS[metric.kind](metric.name, metric.help, labels=[RUN_ID, *metric.labels])
+    def _write(self, lines: list[str], metric: Metric[Source], source: Source) -> None:
+        """Append the lines of one metric, with those of its values that are known."""
+        name: str = metric.name
+        names: tuple[str, ...] = metric.labels
         labels: tuple[str, ...]
+        lines.append(f"# HELP {name} {metric.help}\n# TYPE {name} {metric.kind}\n")
         for labels, value in metric.samples(source):
             if isinstance(value, Histogram):
-                assert isinstance(family, HistogramMetricFamily)
-                buckets = list(zip(EDGES, accumulate(value.counts), strict=True))
-                family.add_metric([self._run_id, *labels], buckets, value.sum_seconds)
+                for edge, count in zip(EDGES, accumulate(value.counts), strict=True):
+                    self._add(lines, f"{name}_bucket", (*names, "le"), (*labels, edge), count)
+                self._add(lines, f"{name}_count", names, labels, sum(value.counts))
+                self._add(lines, f"{name}_sum", names, labels, value.sum_seconds)
             elif value is not None and not math.isnan(value):
-                assert not isinstance(family, HistogramMetricFamily)
-                family.add_metric([self._run_id, *labels], value)
-        return family
+                self._add(lines, name, names, labels, value)
+
+    def _add(
+        self, lines: list[str], name: str, names: tuple[str, ...], labels: tuple[str, ...], value: float
+    ) -> None:
+        series = self._series.get((name, labels))
+        if series is None:
+            pairs = sorted(zip((RUN_ID, *names), (self._run_id, *labels), strict=True))
+            text = ",".join(f'{label}="{_escaped(own)}"' for label, own in pairs)
+            series = self._series[name, labels] = f"{name}{{{text}}}"
+        number = float(value)
+        if math.isinf(number):
+            lines.append(f"{series} {'+Inf' if number > 0 else '-Inf'}\n")
+        else:
+            lines.append(f"{series} {number!r}\n")
+
+
+def _escaped(text: str) -> str:
+    return text.replace("\\", r"\\").replace("\n", r"\n").replace('"', r"\"")

@@ -18,6 +18,7 @@ from importlib.metadata import version
 from typing import Any
 
 from grpo_run.dashboards.metrics._collectives import COLLECTIVE_METRICS
+from grpo_run.dashboards.metrics._gpus import GPU_METRICS
 from grpo_run.dashboards.metrics._memory import HOST_MEMORY_METRICS, MEMORY_METRICS
 from grpo_run.runtime.features import modules, shown
 from grpo_run.runtime.history.lifecycle import RunState
@@ -385,6 +386,7 @@ RUN_METRICS: tuple[Metric[RunObservation], ...] = (
     *COLLECTIVE_METRICS,
     *MEMORY_METRICS,
     *HOST_MEMORY_METRICS,
+    *GPU_METRICS,
     *(metric for module in modules("metrics") for metric in module.METRICS),
 )  # fmt: skip
 """Metrics read from the run. None of them is exported while the run cannot be observed."""

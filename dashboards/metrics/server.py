@@ -1,79 +1,43 @@
-"""The metrics server of a run, which serves `/metrics` for Prometheus.
+"""The HTTP server of a run, a thread beside the supervisor: `/metrics`, `/runbook` and the live page.
 
-Started by `grpo-run launch` beside the supervisor. waitress handles the connections: one thread reads and
-writes all of them, one computes the answers, and the number of connections, the size of a request and the
-time of a silent connection are bounded. Both are daemon threads; the server installs no signal handlers,
-writes no access log and is read-only. Early requests wait in the socket's backlog. No TLS.
+Started by `grpo-run launch`. Until the first client comes, the thread only waits for it; then it imports
+uvicorn (`connections.py`). It is a daemon thread, installs no signal handlers, writes no access log and is
+read-only. Early requests wait in the socket's backlog. No TLS.
 """
 
 from __future__ import annotations
 
-import errno
-import logging
-import resource
+import asyncio
+import contextlib
+import select
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterable
-from http import HTTPStatus
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 import structlog
-from prometheus_client import generate_latest
-from waitress import create_server, wasyncore
 
 from grpo_run.dashboards.metrics._collector import RunCollector
-from grpo_run.dashboards.metrics.address import BACKLOG, DEFAULT_ADDRESS, Listener, open_listener
+from grpo_run.dashboards.metrics.address import DEFAULT_ADDRESS, Listener, open_listener
 from grpo_run.runtime.history.status import RunStatus
 
-METHODS = ("GET", "HEAD")
-CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-SCRAPER_HEADER = "HTTP_X_PROMETHEUS_SCRAPE_TIMEOUT_SECONDS"
+if TYPE_CHECKING:
+    import uvicorn
+    from starlette.requests import Request
+    from starlette.responses import Response
+    from starlette.routing import Route
+    from starlette.types import ASGIApp
+
+HEADERS = {"content-type": "text/plain; version=0.0.4; charset=utf-8", "cache-control": "no-store"}
+SCRAPER_HEADER = "x-prometheus-scrape-timeout-seconds"
 """Prometheus sends it with every scrape; a person who looks at the page does not."""
 POLL_SECONDS = 0.05
 ANSWER_SECONDS = 0.3
 """How long the answer to a scrape may take, after the run was read."""
-MAX_CONNECTIONS = 256
-"""Open connections and three descriptors of the server's own; further clients wait in the backlog."""
-DESCRIPTORS_SHARE = 4
-"""Connections take at most a fourth of the process's descriptors."""
-SILENT_SECONDS = 5
-"""A connection without a request is closed after this time, and about a second."""
-UNREAD_MILLISECONDS = 15_000
-"""A connection is closed if its client acknowledges no data for this time."""
-MAX_HEAD_BYTES = 16 * 1024
-MAX_BODY_BYTES = 64 * 1024
-ACCEPT_PAUSE_SECONDS = 1.0
-EXHAUSTED_ERRNOS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
+IDLE_MILLISECONDS = 1000
 
 log = structlog.get_logger(__name__)
-
-StartResponse = Callable[[str, list[tuple[str, str]]], Any]
-Environ = dict[str, Any]
-
-
-def connection_limit() -> int:
-    """Return how many connections the server may hold: the supervisor needs its descriptors for evidence."""
-    return min(MAX_CONNECTIONS, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // DESCRIPTORS_SHARE)
-
-
-class ListeningSocket(socket.socket):
-    """A listening socket that pauses if the process has no descriptors left: the client stays in the
-    backlog.
-    """
-
-    def accept(self) -> tuple[socket.socket, Any]:
-        """Accept a connection.
-
-        Raises:
-            OSError: there is none, or no descriptor for it.
-        """
-        try:
-            return super().accept()
-        except OSError as error:
-            if error.errno in EXHAUSTED_ERRNOS:
-                time.sleep(ACCEPT_PAUSE_SECONDS)
-            raise
 
 
 class MetricsServer:
@@ -82,32 +46,15 @@ class MetricsServer:
     `open_to_network` tells the caller that other machines can read the metrics, so that it can warn.
     """
 
-    def __init__(self, collector: RunCollector, listener: Listener) -> None:
+    def __init__(
+        self, collector: RunCollector, listener: Listener, page: Callable[[Sequence[Route]], ASGIApp] | None
+    ) -> None:
         self.open_to_network = listener.open_to_network
         self.address, self.target = listener.address, listener.target
-        self._collector = collector
-        # its warnings about queues would be in the terminal's way
-        logging.getLogger("waitress").setLevel(logging.ERROR)
-        listening = ListeningSocket(fileno=listener.socket.detach())
-        # sockets of accepted connections inherit it
-        listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, UNREAD_MILLISECONDS)
-        self._map: dict[int, Any] = {}
-        self._server = create_server(
-            application(collector, listener.accepts_host),
-            self._map,
-            sockets=[listening],
-            backlog=BACKLOG,
-            threads=1,
-            connection_limit=connection_limit(),
-            channel_timeout=SILENT_SECONDS,
-            cleanup_interval=1,
-            max_request_header_size=MAX_HEAD_BYTES,
-            max_request_body_size=MAX_BODY_BYTES,
-            log_socket_errors=False,
-            ident=None,
-        )
+        self._collector, self._listener, self._page = collector, listener, page
         self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._serve, name="grpo-run-metrics", daemon=True)
+        self._server: uvicorn.Server | None = None
+        self._thread = threading.Thread(target=self._run, name="grpo-run-metrics", daemon=True)
         self._thread.start()
 
     def seconds_to_stay(self, ended_at: float) -> float:
@@ -138,34 +85,68 @@ class MetricsServer:
             not keep the process alive.
         """
         self._stopping.set()
-        self._server.pull_trigger()
+        if self._server is not None:
+            self._server.should_exit = True
+        else:
+            with contextlib.suppress(OSError):  # it has ended
+                self._listener.socket.shutdown(socket.SHUT_RDWR)  # which wakes the thread
         self._thread.join(timeout_seconds)
         if self._thread.is_alive():
             log.warning("metrics_server_still_busy", address=self.address, timeout_seconds=timeout_seconds)
             return False
         return True
 
-    def _serve(self) -> None:
+    def _run(self) -> None:
         # No caller receives an exception of this thread: log it. The port is closed, so that scrapers are
         # refused instead of waiting.
+        clients = select.poll()
+        clients.register(self._listener.socket, select.POLLIN)
         try:
-            while not self._stopping.is_set():
-                wasyncore.loop(timeout=1.0, use_poll=True, map=self._map, count=1)
+            while not self._stopping.is_set() and not clients.poll(IDLE_MILLISECONDS):
+                pass
+            if not self._stopping.is_set():
+                asyncio.run(self._serve())
         except Exception:
             log.exception("metrics_server_failed", address=self.address)
         finally:
-            self._server.task_dispatcher.set_thread_count(0)
-            # not the trigger, nor `close` of the server, which closes it: a request in progress will write to
-            # its pipe
-            for one in list(self._map.values()):
-                if one is not self._server.trigger:
-                    wasyncore.dispatcher.close(one)
+            self._listener.socket.close()
+
+    async def _serve(self) -> None:
+        from starlette.applications import Starlette
+        from starlette.routing import Route
+
+        from grpo_run.dashboards.metrics.connections import http_server
+        from grpo_run.dashboards.runbook import runbook
+
+        self._reading = asyncio.Lock()
+        routes = [Route("/metrics", self._metrics), Route("/runbook", runbook)]
+        app: ASGIApp = Starlette(routes=routes)
+        try:
+            app = app if self._page is None else self._page(routes)
+        except Exception:  # the metrics do without it
+            log.exception("live_page_failed")
+        self._server = http_server(app, self._listener.accepts_host)
+        if self._stopping.is_set():
+            self._server.should_exit = True
+        await self._server.serve(sockets=[self._listener.socket])
+
+    async def _metrics(self, request: Request) -> Response:
+        from starlette.responses import Response
+
+        from grpo_run.dashboards.metrics.connections import in_thread
+
+        if SCRAPER_HEADER in request.headers:
+            self._collector.announce_scraper()
+        async with self._reading:
+            text = await in_thread(self._collector.page)
+        return Response(text, headers=HEADERS)
 
 
 def start(
     read: Callable[[], RunStatus],
     address: str | Listener = DEFAULT_ADDRESS,
     *,
+    page: Callable[[Sequence[Route]], ASGIApp] | None = None,
     monotonic: Callable[[], float] = time.monotonic,
     wall: Callable[[], float] = time.time,
 ) -> MetricsServer:
@@ -175,58 +156,11 @@ def start(
         read: returns the run's status. Called once per request, from another thread, never concurrently.
         address: `host:port`, or what `open_listener` returned for it. If the port is in use, the next free
             port is taken; port 0 is any free port.
+        page: returns an application that has the given routes too. Called when the first client comes.
         monotonic, wall: clocks in seconds; replaced in tests.
 
     Raises:
         UsageError: the address is malformed, is not an address of this machine, or has no free port.
     """
     listener = open_listener(address) if isinstance(address, str) else address
-    return MetricsServer(RunCollector(read, monotonic=monotonic, wall=wall), listener)
-
-
-def application(
-    collector: RunCollector, accepts_host: Callable[[str], bool]
-) -> Callable[[Environ, StartResponse], Iterable[bytes]]:
-    """Return the WSGI application.
-
-    Args:
-        accepts_host: whether a Host header names this server. A page of another site that resolves its own
-            name to this address would otherwise read the run through the user's browser.
-    """
-
-    def answer(environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
-        host, path = environ.get("HTTP_HOST"), environ["PATH_INFO"]
-        if host is not None and not accepts_host(host):
-            text = f"{host[:200]!r} is not a name of this server; use its address"
-            return _plain(start_response, HTTPStatus.MISDIRECTED_REQUEST, text)
-        if path != "/metrics":
-            return _plain(start_response, HTTPStatus.NOT_FOUND, "use /metrics")
-        if environ["REQUEST_METHOD"] not in METHODS:
-            return _plain(start_response, HTTPStatus.METHOD_NOT_ALLOWED, "the server is read-only")
-        if SCRAPER_HEADER in environ:
-            collector.announce_scraper()
-        page = generate_latest(collector.registry).decode()
-        return _answer(start_response, HTTPStatus.OK, CONTENT_TYPE, page)
-
-    def guarded(environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
-        try:
-            return answer(environ, start_response)
-        except Exception as error:
-            log.exception("metrics_request_failed", path=environ["PATH_INFO"])
-            text = f"{type(error).__name__}: {error}".splitlines()[0]
-            return _plain(start_response, HTTPStatus.INTERNAL_SERVER_ERROR, text)
-
-    return guarded
-
-
-def _plain(start_response: StartResponse, status: HTTPStatus, text: str) -> Iterable[bytes]:
-    return _answer(start_response, status, "text/plain; charset=utf-8", f"{text}\n")
-
-
-def _answer(start_response: StartResponse, status: HTTPStatus, content_type: str, text: str) -> list[bytes]:
-    body = text.encode()
-    headers = [("Content-Type", content_type), ("Content-Length", str(len(body)))]
-    if status is HTTPStatus.METHOD_NOT_ALLOWED:
-        headers.append(("Allow", ", ".join(METHODS)))
-    start_response(f"{int(status)} {status.phrase}", [*headers, ("Cache-Control", "no-store")])
-    return [body]
+    return MetricsServer(RunCollector(read, monotonic=monotonic, wall=wall), listener, page)

@@ -13,6 +13,7 @@ import signal
 import time
 from collections.abc import Callable, Collection, Mapping
 
+from grpo_run.runtime.memory.gpus import GpuWatch
 from grpo_run.watchdog.memory import host_reading
 from grpo_run.watchdog.memory.cgroups import MemoryCgroup, read_fields
 from grpo_run.watchdog.memory.host_kills import KernelKills, KillWatch, reached_limit
@@ -58,6 +59,7 @@ class HostMemory:
         self._groups: list[MemoryCgroup] = []
         self._counted: MemoryCgroup | None = None
         self._kills = KillWatch()
+        self._gpus = GpuWatch()
         self.latest: HostSample | None = None
         """The last sample; None before the first."""
         self._whole: tuple[float, HostSample] | None = None
@@ -167,6 +169,7 @@ class HostMemory:
             full_pressure=self._groups[0].full_pressure() if self._groups else None,
             kills=self._count(),
             cgroup=str(self._groups[0].folder) if self._groups else "",
+            gpus=self._gpus.latest(),
         )
         if len(ranks) == len(self._pids):
             self._whole = now, sample

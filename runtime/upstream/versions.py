@@ -26,10 +26,7 @@ TESTED: Final[Mapping[str, tuple[str, str]]] = {
 """Oldest and newest minor release of each library that runs have been tested with."""
 
 
-EXTRAS: Final = {
-    "deepspeed": "deepspeed", "peft": "peft", "starlette": "pages",
-    "textual": "pages", "uvicorn": "pages",
-}  # fmt: skip
+EXTRAS: Final = {"deepspeed": "deepspeed", "peft": "peft"}
 """By module, the extra of this project that installs it."""
 
 

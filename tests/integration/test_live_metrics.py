@@ -20,7 +20,7 @@ from support.trainer_and_loop import TRAINER
 
 from grpo_run.runtime.history.reader import RunReader
 from grpo_run.runtime.history.run_directory import RunDirectory
-from grpo_run.runtime.registry import target_file, targets_folder
+from grpo_run.runtime.registry import target_file, targets_folder, token_file
 
 BEHIND = """
 import os, time
@@ -50,6 +50,24 @@ def announced(directory: Path) -> Path:
     return target_file(directory, folder)
 
 
+def assert_has_its_page(server: str, run: runs.Run) -> None:
+    """The page of the run is beside its metrics for who has the token, which is in no log; the runbook for
+    all.
+    """
+    file = token_file()
+    assert file is not None
+    token = file.read_text().strip()
+    assert token not in run.printed()
+    with urllib.request.urlopen(f"{server}/{token}/events", timeout=20) as answer:
+        for line in answer:
+            if line.startswith(b"data: ") and b'"ranks"' in line:
+                break
+        shown = json.loads(line.removeprefix(b"data: "))
+    assert (shown["state"], len(shown["ranks"]), shown["live"]) == ("running", 2, True)
+    with urllib.request.urlopen(f"{server}/runbook", timeout=20) as answer:
+        assert b"GrpoRunHang" in answer.read()
+
+
 def test_a_live_run_exports_its_ranks(tmp_path: Path) -> None:
     """/metrics of a live launch without caps has state, step, reward, the rewards of each function, and each
     rank's phase, progress, votes, tokens and ends of completions.
@@ -67,6 +85,7 @@ def test_a_live_run_exports_its_ranks(tmp_path: Path) -> None:
         run.until_step(12)
         address = re.search(r"http://[\d.]+:\d+/metrics", run.printed())
         assert address is not None, run.tail()
+        assert_has_its_page(address[0].removesuffix("/metrics"), run)
         with urllib.request.urlopen(address[0], timeout=10) as answer:
             text = answer.read().decode()
         samples = {
@@ -101,7 +120,7 @@ def test_a_live_run_exports_its_ranks(tmp_path: Path) -> None:
             events = [json.loads(line) for line in log.read_text().splitlines()]
             assert {(one["attempt"], one["rank"], one["level"]) for one in events} >= {(0, rank, "info")}
             assert any(one["event"] == "step_logged" and one["loss"] != 0 for one in events) == (rank == 0)
-        steps = [json.loads(line)["step"] for line in run.directory.joinpath("supervisor.jsonl").open()]
+        steps = [json.loads(line).get("step") for line in run.directory.joinpath("supervisor.jsonl").open()]
         assert max(filter(None, steps)) >= 10
         assert "grpo_reward{" in text
         assert total("grpo_reward_function_mean") == pytest.approx(total("grpo_reward"))

@@ -16,7 +16,7 @@ from grpo_run.runtime.history.run_directory import RunDirectory
 from grpo_run.runtime.history.status import RunStatus
 from grpo_run.runtime.launching.reading import run_reader
 from grpo_run.runtime.memory.host_last_sample import LastSample
-from grpo_run.watchdog.memory.host_sample import HostSample, LimitUse, ProcessMemory
+from grpo_run.watchdog.memory.host_sample import GpuSample, HostSample, LimitUse, ProcessMemory
 from grpo_run.watchdog.observation import Phase, RankState
 from grpo_run.watchdog.rank_metrics import LOGGED_FIELDS
 from grpo_run.watchdog.stalls.awaited import AwaitedRank
@@ -50,8 +50,15 @@ HOST_SAMPLE = HostSample(
     shm_total_bytes=32 << 30,
     full_pressure=0.01,
     kills=0,
+    gpus=(
+        GpuSample(
+            index=0, utilization=0.9, used_bytes=70 << 30, total_bytes=80 << 30, temperature_celsius=88,
+            power_watts=650.5, throttled=("thermal",), uncorrected_errors=1,
+        ),
+        GpuSample(index=1, observable=False),
+    ),
 )  # fmt: skip
-"""Host memory of a machine of 64 GiB; every figure has a value."""
+"""Host memory of a machine of 64 GiB and two GPUs, one of them lost; every figure has a value."""
 
 
 class ExportedRun:

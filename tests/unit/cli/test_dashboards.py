@@ -57,3 +57,21 @@ def test_a_directory_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(UsageError, match=r"cannot write .*file"):
         main(["export", str(tmp_path / "file" / "out")])
+
+
+def test_alerts_link_to_the_runbook_that_is_named(tmp_path: Path) -> None:
+    """By default to that of `grpo-run serve` on this machine."""
+    for options, base in (
+        ([], "http://127.0.0.1:9480/runbook"),
+        (["--force", "--runbook-base", "https://wiki.example/grpo"], "https://wiki.example/grpo"),
+    ):
+        assert main(["export", str(tmp_path / "out"), *options]) == 0
+        rules = yaml.safe_load((tmp_path / "out/prometheus/alerts.yml").read_text())["groups"][0]["rules"]
+        assert {rule["annotations"]["runbook_url"].partition("#")[0] for rule in rules} == {base}
+
+
+def test_a_runbook_base_that_is_no_address_is_refused(tmp_path: Path) -> None:
+    """Grafana would make a link inside itself of it."""
+    with pytest.raises(UsageError, match="--runbook-base 'docs' is not an address"):
+        main(["export", str(tmp_path / "out"), "--runbook-base", "docs"])
+    assert not (tmp_path / "out").exists()

@@ -22,7 +22,7 @@ def test_starting_needs_no_package_of_an_extra() -> None:
     """In an interpreter in which none of them can be imported."""
     code = f"""
 import importlib, sys
-for name in {[*EXTRAS, "trackio"]}:  # which needs uvicorn, and TRL imports if it is there
+for name in {[*EXTRAS]}:
     sys.modules[name] = None
 for name in {IMPORTED}:
     importlib.import_module(name)

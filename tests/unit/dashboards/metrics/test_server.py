@@ -7,11 +7,14 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import httpx
 import pytest
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.routing import Route
 from structlog.testing import capture_logs
 
 from grpo_run.dashboards.metrics.server import MetricsServer, start
@@ -116,13 +119,68 @@ def test_signal_handlers_are_unchanged_and_requests_are_not_logged(serve: Any, m
     assert logs == []
 
 
-def test_importing_the_server_does_not_import_torch() -> None:
-    """Commands that only read a run start without it."""
-    code = "import sys, grpo_run.dashboards.metrics.server; print('torch' in sys.modules)"
+IDLE = """
+import sys, threading, time
+import grpo_run.dashboards.metrics.server as module
+server = module.start(lambda: None, "127.0.0.1:0")
+time.sleep(0.5)
+print(sorted({"torch", "uvicorn", "starlette", "yaml"} & sys.modules.keys()), threading.active_count())
+print(server.stop(20))
+"""
+
+
+def test_without_a_client_the_server_is_one_thread_that_has_imported_nothing() -> None:
+    """Starting it takes no time of a launch, and a run that nobody scrapes pays for no server."""
     done = subprocess.run(
-        [sys.executable, "-P", "-c", code], capture_output=True, text=True, timeout=60, check=True
+        [sys.executable, "-P", "-c", IDLE], capture_output=True, text=True, timeout=60, check=True
     )
-    assert done.stdout == "False\n"
+    assert done.stdout == "[] 2\nTrue\n"
+
+
+def test_a_run_has_the_runbook_of_its_alerts(serve: Any, make_status: Any) -> None:
+    """Without a token: it says nothing of the run."""
+    answer = get(serve(make_status), "/runbook")
+    assert answer.status_code == 200
+    assert answer.headers["content-type"].startswith("text/html")
+    assert '<section id="grporunhang">' in answer.text
+
+
+def test_a_page_is_beside_the_metrics_and_cannot_disturb_them(make_status: Any) -> None:
+    """It is made when the first client comes; an address of it that fails is answered 500."""
+    made: list[str] = []
+
+    def fail(request: Request) -> None:
+        raise KeyError("page")
+
+    def page(also: Sequence[Route]) -> Starlette:
+        made.append("page")
+        return Starlette(routes=[*also, Route("/fails", fail)])
+
+    server = start(make_status, "127.0.0.1:0", page=page)
+    try:
+        assert made == []
+        with capture_logs() as logs:
+            assert get(server, "/fails").status_code == 500
+        assert [entry["event"] for entry in logs] == ["http_application_failed"]
+        assert get(server, "/metrics").status_code == 200
+        assert made == ["page"]
+    finally:
+        assert server.stop(DEADLINE_SECONDS)
+
+
+def test_a_page_that_cannot_be_made_leaves_the_metrics(make_status: Any) -> None:
+    """A fault of the page is none of the run."""
+
+    def page(also: Sequence[Route]) -> Starlette:
+        raise KeyError("page")
+
+    with capture_logs() as logs:
+        server = start(make_status, "127.0.0.1:0", page=page)
+        try:
+            assert get(server, "/metrics").status_code == 200
+        finally:
+            assert server.stop(DEADLINE_SECONDS)
+    assert [entry["event"] for entry in logs] == ["live_page_failed"]
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from support.promql import exported, unknown_names
 from support.provisioned import FOLDER, RULES
 
 from grpo_run.dashboards.metrics.catalogue import CAUSES
+from grpo_run.dashboards.provisioning import RUNBOOK
 from grpo_run.watchdog.causes import Cause
 
 
@@ -50,7 +51,7 @@ def test_every_rule_has_a_section_of_the_page_that_says_the_same() -> None:
     assert list(sections) == [rule["alert"] for rule in RULES]
     for rule in RULES:
         text = sections[rule["alert"]]
-        assert rule["annotations"]["runbook_url"] == f"docs/reference/alerts.md#{rule['alert'].lower()}"
+        assert rule["annotations"]["runbook_url"] == f"{RUNBOOK}#{rule['alert'].lower()}"
         assert f"*{rule['labels']['severity']}*" in text
         assert (", after " + rule["for"] if "for" in rule else "*\n") in text
         assert f"```\n{rule['expr']}\n```" in text

@@ -54,9 +54,13 @@ def test_panels_follow_the_last_of_their_row_and_move_the_others_down(feature: P
 
 
 def test_alert_rules_join_the_group(feature: Path) -> None:
-    """Prometheus evaluates them with the core's."""
+    """Prometheus evaluates them with the core's, and each gets its link."""
     core = provisioning.alert_rules()["groups"][0]["rules"]
     (feature / "alerts.yml").write_text("- alert: Planted\n  expr: vector(1)\n")
     assert provisioning.alert_rules()["groups"][0]["rules"] == [
-        *core, {"alert": "Planted", "expr": "vector(1)"}
+        *core,
+        {
+            "alert": "Planted", "expr": "vector(1)",
+            "annotations": {"runbook_url": f"{provisioning.RUNBOOK}#planted"},
+        },
     ]  # fmt: skip
