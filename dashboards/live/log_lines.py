@@ -18,8 +18,8 @@ FIRST_LINES = 500
 MOST_LINES = 2000
 """Lines of a batch."""
 MOST_TEXT = 2000
-READ_LINES = 200_000
-"""Lines that are looked through at once; a search takes several turns for more."""
+READ_LINES = 50_000
+"""Lines that are looked through at once, so that a search takes no process for long."""
 
 Batch = list[tuple[int, int, int, str]]
 """Attempt, rank, file descriptor and text of lines."""
