@@ -247,6 +247,7 @@ def test_a_fault_opens_the_log_at_its_line(tmp_path: Path) -> None:
         page.show(width=1280, height=800)
         page.open(url)
         page.wait("document.querySelectorAll('#incidents a[href=\"#log\"]').length === 1", SECONDS)
+        page.wait("document.querySelectorAll('figure[data-name=reward] .redone').length === 1", SECONDS)
         page.value("document.querySelector('#incidents a[href=\"#log\"]').click()")
         page.wait("document.querySelectorAll('.output .here').length === 1", SECONDS)
         assert page.value(text(".output .here")) == "1 Traceback (most recent call last):"
@@ -323,6 +324,8 @@ def test_a_page_left_open_shows_the_new_run(tmp_path: Path) -> None:
         assert server.enter_context(served(tmp_path, address)) == url
         page.wait(headline("startsWith('Rank 1 was killed')"), SECONDS)
         page.wait("document.querySelector('#connection').textContent === 'live'", SECONDS)
+        bar = "getComputedStyle(document.querySelector('#progress i')).backgroundColor"
+        assert page.value(bar) == "rgb(179, 55, 47)"
         page.value("choose(state.runs.find(run => run.run_id === 'evening').key)")
         page.wait(headline("startsWith('Finished at step 300')"), SECONDS)
         page.wait(f"{text('.other')}.startsWith('morning is ')", SECONDS)

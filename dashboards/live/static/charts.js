@@ -20,13 +20,13 @@ function ticks(low, high, count) {
   return found;
 }
 
-function short(value) {
+function short(value, digits = 3) {
   if (value === null || value === undefined) return "–";
   const size = Math.abs(value);
   if (size >= 1e6) return `${+(value / 1e6).toPrecision(3)} M`;
   if (size >= 1e4) return `${+(value / 1e3).toPrecision(3)} k`;
   if (size && size < 1e-3) return value.toExponential(1);
-  return String(+value.toPrecision(size >= 1000 ? 4 : 3));
+  return String(+value.toPrecision(size >= 1000 ? Math.max(4, digits) : digits));
 }
 
 // The charts that are on the page, by their svg: how to move their cursor to a step.
@@ -44,7 +44,7 @@ function smooth(points, weight) {
   return points.map(([step, mean]) => [step, (sum = sum * weight + mean * (1 - weight)) / (scale = scale * weight + 1 - weight)]);
 }
 
-// lines: [{points: [[step, mean, lowest, highest]], color, dash}]; faults: [{number, step, lost_steps}]; saved: steps;
+// lines: [{points: [[step, mean, lowest, highest]], color, dash}]; faults: [{number, step, repeated_steps}]; saved: steps;
 // range: [first, last step] of all charts, which share one cursor; say(step or null, the point of each line there, or the last).
 function drawCurves(svg, lines, { faults, saved, range, weight, text, say }) {
   const width = svg.clientWidth || 240, height = svg.clientHeight || 88;
@@ -54,21 +54,22 @@ function drawCurves(svg, lines, { faults, saved, range, weight, text, say }) {
   let low = Infinity, high = -Infinity;
   for (const { points } of lines) for (const point of points) { low = Math.min(low, point[2]); high = Math.max(high, point[3]); }
   if (low >= 0 && low < high * .5) low = 0;
-  if (low === high) { low -= Math.abs(low) * .1 || .5; high += Math.abs(high) * .1 || .5; }
+  if (low === high) { low -= Math.abs(low) * .1; high += Math.abs(high) * .1 || 1; }
+  const digits = high - low < Math.abs(high) * .02 ? 5 : 3;
   const x = step => left + (step - first) / (last - first) * (width - left - right);
   const y = value => height - bottom - (value - low) / (high - low) * (height - top - bottom);
   const add = (name, attributes, content) => svg.appendChild(shape(name, attributes, content));
   for (const value of ticks(low, high, 3)) {
     add("line", { class: "grid", x1: left, x2: width - right, y1: y(value), y2: y(value) });
-    add("text", { x: left - 5, y: y(value) + 4, "text-anchor": "end" }, text(value));
+    add("text", { x: left - 5, y: y(value) + 4, "text-anchor": "end" }, text(value, digits));
   }
   add("text", { x: left, y: height - 2 }, first.toLocaleString("en"));
   add("text", { x: width - right, y: height - 2, "text-anchor": "end" }, last.toLocaleString("en"));
   let labelled = -Infinity;
   for (const fault of [...faults].sort((a, b) => a.step - b.step)) {
     const at = Math.min(Math.max(fault.step, first), last);
-    if (fault.lost_steps) {
-      const from = Math.max(first, fault.step - fault.lost_steps);
+    if (fault.repeated_steps) {
+      const from = Math.max(first, fault.step - fault.repeated_steps);
       add("rect", { class: "redone", x: x(from), width: Math.max(3, x(at) - x(from)), y: top, height: height - top - bottom });
     }
     add("line", { class: "fault", x1: x(at), x2: x(at), y1: top, y2: height - bottom });

@@ -154,7 +154,7 @@ function showCheckpoints(run) {
 
 const nameOf = key => state.runs.find(run => run.key === key)?.run_id || key.slice(0, 4);
 const color = at => `var(--line${at % COLORS})`;
-const say = (value, unit) => unit === "bytes" ? bytes(value) : unit === "ratio" ? share(value) : short(value) + ({ seconds: " s", celsius: " °C" }[unit] || "");
+const say = (value, unit, digits) => unit === "bytes" ? bytes(value) : unit === "ratio" ? share(value) : short(value, digits) + ({ seconds: " s", celsius: " °C" }[unit] || "");
 
 function showCurves() {
   const runs = [[state.key, state.curves], ...state.others].filter(([key], at) => !at || key !== state.key);
@@ -184,7 +184,7 @@ function showCurves() {
       }
       const named = lines.length > 1 || lines[0].label, values = lines.map(() => make("b", {}));
       $("p", figure).replaceChildren(...(named ? lines.map((line, at) => make("span", {}, swatch(line.at), line.label || (lines.length > runs.length ? "all" : ""), " ", values[at])) : []));
-      if (group.open) drawCurves($("svg", figure), lines, { ...marks, text: value => say(value, chart.unit), say: (step, points) => {
+      if (group.open) drawCurves($("svg", figure), lines, { ...marks, text: (value, digits) => say(value, chart.unit, digits), say: (step, points) => {
         const [point] = points, value = say(point[1], chart.unit) + (step !== null && point[2] < point[3] ? ` (${short(point[2])} to ${short(point[3])})` : "");
         $("figcaption span", figure).textContent = [step === null ? "" : `step ${point[0].toLocaleString("en")}`, named ? "" : value].filter(Boolean).join(": ");
         points.forEach((point, at) => { values[at].textContent = say(point[1], chart.unit); });
