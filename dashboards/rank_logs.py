@@ -152,6 +152,8 @@ class RankLogs:
 
 def harmless(text: str) -> str:
     """Return a line without what a terminal obeys."""
+    if text.isprintable() and len(text) <= MAX_LINE_BYTES:  # nearly all lines, at a tenth of the cost
+        return text
     return clean(_ESCAPES.sub("", text), MAX_LINE_BYTES)
 
 

@@ -196,3 +196,24 @@ def test_both_streams_in_one_pipe_keep_the_order_of_the_writes(tmp_path: Path, m
     with contextlib.suppress(FileNotFoundError):
         assert (tmp_path / "run" / "attempts" / "000" / "rank0.err").read_text().split() == numbers[1::2]
         assert not merged
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("merged", [True, False])
+def test_lines_are_labelled_with_their_rank_on_request(tmp_path: Path, merged: bool) -> None:
+    """Whole lines, each on its stream and in the order of its rank; files have them as they were printed."""
+    options = ("--label-ranks", "--nproc-per-node", "2")
+    run = launch(
+        tmp_path, *options, str(SCRIPTS / "printing.py"), "turns", merged=merged,
+        read=(everything, everything)[: 2 - merged],
+    )  # fmt: skip
+    assert run.end() == 0
+    numbers = [str(number) for number in range(printing.TURNS)]
+    expected = [numbers, []] if merged else [numbers[::2], numbers[1::2]]
+    for content, wanted in zip(run.content, expected, strict=True):
+        lines = lines_of(content)
+        for rank in (0, 1):
+            label = f"[rank{rank}] "
+            assert [one.removeprefix(label) for one in lines if one.startswith(label)] == wanted
+        assert len(lines) == 2 * len(wanted)
+    assert "[rank" not in (tmp_path / "run" / "attempts" / "000" / "rank0.log").read_text()
