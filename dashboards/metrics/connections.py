@@ -23,8 +23,6 @@ from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from grpo_run.dashboards.metrics.address import BACKLOG
-
 MAX_CONNECTIONS = 256
 """A further client takes the place of the one that has been silent for longest."""
 DESCRIPTORS_SHARE = 4
@@ -41,7 +39,10 @@ log = structlog.get_logger(__name__)
 
 
 def connection_limit() -> int:
-    """Return how many connections the server may hold: the supervisor needs its descriptors for evidence."""
+    """Return how many connections the server may hold: the supervisor needs its descriptors for evidence.
+
+    So many clients wait at most, since asyncio accepts all that wait before any connection is made.
+    """
     return min(MAX_CONNECTIONS, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // DESCRIPTORS_SHARE)
 
 
@@ -93,8 +94,9 @@ def http_server(app: ASGIApp, accepts_host: Callable[[str], bool], *, end_second
     """
     config = uvicorn.Config(
         guarded(app, accepts_host), http=BoundedProtocol, ws="none", headers=[("connection", "close")],
-        backlog=BACKLOG, h11_max_incomplete_event_size=MAX_HEAD_BYTES, timeout_graceful_shutdown=end_seconds,
-        log_config=None, log_level="critical", server_header=False, date_header=False,
+        backlog=connection_limit(), h11_max_incomplete_event_size=MAX_HEAD_BYTES,
+        timeout_graceful_shutdown=end_seconds, log_config=None, log_level="critical", server_header=False,
+        date_header=False,
     )  # fmt: skip
     return QuietServer(config)
 
