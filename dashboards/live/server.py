@@ -1,4 +1,4 @@
-"""The live page: one page, a stream of changes, the ranks' output, and the reports of incidents.
+"""The live page: a page, a stream of changes, the output of ranks, and reports.
 
 `grpo-run serve` has it of all runs (`application`), and each run of itself beside its metrics
 (`application_of`). Every address begins with a token that only the user knows; any other is answered 404.
@@ -158,10 +158,12 @@ class Readers:
         since = asyncio.get_running_loop().time() - ASKED_SECONDS
         asked = {key for key, at in self._asked.items() if at >= since}
         default = {self.default} if self._keeps else set()
-        return default | asked | {key for key, queues in self._queues.items() if queues}
+        return {*default, *asked, *(key for key, queues in self._queues.items() if queues)}
 
     async def feed_of(self, key: str) -> RunFeed | None:
         """Return the feed of a run, once it has been read; None if there is no such run."""
+        if not await self.begin():
+            return None
         loop = asyncio.get_running_loop()
         ends = loop.time() + FIRST_SECONDS
         self._asked[key] = loop.time()
@@ -310,8 +312,6 @@ def application(
 
     def of_feed(read: Callable[[RunFeed], Any]) -> Callable[[Request], Awaitable[Response]]:
         async def answer(request: Request) -> Response:
-            if not await readers.begin():
-                return PlainTextResponse("the page has failed\n", 503, headers=HEADERS)
             feed = await readers.feed_of(request.path_params["key"])
             if feed is None:
                 return PlainTextResponse("no such run\n", 404, headers=HEADERS)
@@ -319,7 +319,7 @@ def application(
 
         return guarded(answer)
 
-    async def log(request: Request) -> Response:
+    async def output(request: Request) -> Response:
         run = runs.directories.get(request.path_params["key"])
         asked = request.query_params
         numbers = [asked.get(name, "") for name in ("rank", "attempt")]
@@ -355,7 +355,7 @@ def application(
             Route("/{token}/events", guarded(events), methods=["GET"]),
             Route("/{token}/curves/{key}", of_feed(RunFeed.points), methods=["GET"]),
             Route("/{token}/values/{key}", of_feed(RunFeed.values), methods=["GET"]),
-            Route("/{token}/log/{key}", guarded(log), methods=["GET"]),
+            Route("/{token}/log/{key}", guarded(output), methods=["GET"]),
             Route("/{token}/incident/{key}/{number:int}", guarded(report), methods=["GET"]),
             Route("/{token}/{file}", guarded(static), methods=["GET"]),
         ],

@@ -154,7 +154,7 @@ function showCheckpoints(run) {
 
 const nameOf = key => state.runs.find(run => run.key === key)?.run_id || key.slice(0, 4);
 const color = at => `var(--line${at % COLORS})`;
-const say = (value, unit, digits) => unit === "bytes" ? bytes(value) : unit === "ratio" ? share(value) : short(value, digits) + (unit === "seconds" ? " s" : "");
+const say = (value, unit, digits) => unit === "bytes" ? bytes(value) : unit === "ratio" ? share(value) : short(value, digits) + ({ seconds: " s", celsius: " °C" }[unit] || "");
 
 function showCurves() {
   const runs = [[state.key, state.curves], ...state.others].filter(([key], at) => !at || key !== state.key);

@@ -258,6 +258,32 @@ def test_a_page_without_a_name_follows_the_run_that_is_active(
     asyncio.run(watch())
 
 
+def test_a_log_is_a_stream_that_ends_with_the_run(client: TestClient, run: RunDirectory) -> None:
+    """It counts as an open page while it lasts; what is no number is no rank."""
+    run.attempt(0).mkdir()
+    (run.attempt(0) / "rank1.log").write_text("one\n</script>two\n")
+    answer = client.get(f"/{TOKEN}/log/{key_of(run.path)}?attempt=0")
+    assert answer.headers["content-type"].startswith("text/event-stream")
+    assert 'data: [[0,1,1,"one"],[0,1,1,"</script>two"]]' in answer.text
+    assert answer.text.endswith("event: end\ndata: null\n\n")
+    assert client.get(f"/{TOKEN}/log/{key_of(run.path)}?rank=-1").status_code == 404
+
+
+def test_curves_of_a_run_that_no_page_shows_are_read(client: TestClient, run: RunDirectory) -> None:
+    """To be drawn over those of the one that is shown; with every metric in a list."""
+    other = RunDirectory(path=run.path.with_name("other"))
+    other.create()
+    other.write_run({"run_id": "other"})
+    Journal(other.journal, "other").write(event("step_logged", rank=0, step=3, train_call=1, reward=0.5))
+    deadline = time.monotonic() + 20
+    while (answer := client.get(f"/{TOKEN}/curves/{key_of(other.path)}")).status_code == 404:
+        assert time.monotonic() < deadline  # until the list has been read again
+        time.sleep(0.05)
+    assert answer.json() == {"reward": [[3, 0.5, 0.5, 0.5]]}
+    names = {row["name"] for row in client.get(f"/{TOKEN}/values/{key_of(other.path)}").json()["rows"]}
+    assert {"grpo_run_state", "grpo_reward"} <= names
+
+
 def test_the_page_of_a_running_launch_shows_its_run_and_reads_it_only_while_it_is_open(
     run: RunDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -309,29 +335,3 @@ def test_a_page_of_a_running_launch_that_fails_disconnects_and_ends_nothing_else
             assert time.monotonic() < ends
         assert client.get(f"/{TOKEN}/").status_code == 200
     assert [entry["event"] for entry in logs] == ["live_page_failed"]
-
-
-def test_a_log_is_a_stream_that_ends_with_the_run(client: TestClient, run: RunDirectory) -> None:
-    """It counts as an open page while it lasts; what is no number is no rank."""
-    run.attempt(0).mkdir()
-    (run.attempt(0) / "rank1.log").write_text("one\n</script>two\n")
-    answer = client.get(f"/{TOKEN}/log/{key_of(run.path)}?attempt=0")
-    assert answer.headers["content-type"].startswith("text/event-stream")
-    assert 'data: [[0,1,1,"one"],[0,1,1,"</script>two"]]' in answer.text
-    assert answer.text.endswith("event: end\ndata: null\n\n")
-    assert client.get(f"/{TOKEN}/log/{key_of(run.path)}?rank=-1").status_code == 404
-
-
-def test_curves_of_a_run_that_no_page_shows_are_read(client: TestClient, run: RunDirectory) -> None:
-    """To be drawn over those of the one that is shown; with every metric in a list."""
-    other = RunDirectory(path=run.path.with_name("other"))
-    other.create()
-    other.write_run({"run_id": "other"})
-    Journal(other.journal, "other").write(event("step_logged", rank=0, step=3, train_call=1, reward=0.5))
-    deadline = time.monotonic() + 20
-    while (answer := client.get(f"/{TOKEN}/curves/{key_of(other.path)}")).status_code == 404:
-        assert time.monotonic() < deadline  # until the list has been read again
-        time.sleep(0.05)
-    assert answer.json() == {"reward": [[3, 0.5, 0.5, 0.5]]}
-    names = {row["name"] for row in client.get(f"/{TOKEN}/values/{key_of(other.path)}").json()["rows"]}
-    assert {"grpo_run_state", "grpo_reward"} <= names

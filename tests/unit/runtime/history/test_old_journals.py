@@ -64,4 +64,6 @@ def test_a_journal_of_version_0_1_0_has_the_same_history() -> None:
         part, _, name = place.partition(".")
         read[field] = parts[part][name] if name else parts[part]
     assert read["unreadable"] == 1
+    # which that version did not keep
+    assert [one.pop("attempt") for one in read["recoveries"]] == [0, 1]
     assert json.loads(json.dumps(read)) == known
