@@ -1,5 +1,5 @@
-"""What a launch does after each of these changes: the table in `docs/reference/checkpoints.md`, row by row, by
-the code that decides.
+"""What a launch does after each of these changes: the table in `docs/reference/checkpoints.md`, row by row,
+by the code that decides.
 """
 
 from __future__ import annotations
