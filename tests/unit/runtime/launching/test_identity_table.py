@@ -1,5 +1,5 @@
-"""What a launch does after each of these changes: the table in `docs/guide/checkpoints.md`, row by row, by
-the code that decides.
+"""What a launch does after each of these changes: the table in `docs/reference/checkpoints.md`, row by row,
+by the code that decides.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from grpo_run.runtime.launch.inputs import commit_of
 from grpo_run.runtime.launching import _identity as run_identity
 from grpo_run.runtime.launching._identity import ChangedFiles, check_against_run, check_inputs, inputs_of
 
-PAGE = Path(__file__).parents[4] / "docs" / "guide" / "checkpoints.md"
+PAGE = Path(__file__).parents[4] / "docs" / "reference" / "checkpoints.md"
 CONTINUES, SAID = "continues", "continues, and says so"
 ASKED = "refused, names the change; `--accept-change` continues"
 OTHER = "another run, which does not touch the first"
