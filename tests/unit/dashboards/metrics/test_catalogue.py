@@ -121,7 +121,7 @@ def series_of(shell: SamplesShell, ranks: int) -> dict[str, int]:
 
 
 def test_the_number_of_series_is_bounded(make_slot: Any, make_status: Any) -> None:
-    """Eight ranks and a GPU give fewer than 1105 series without histograms, each further rank at most 101.
+    """Eight ranks and a GPU give fewer than 1120 series without histograms, each further rank at most 101.
 
     Histograms are never by rank: 14 phases and 4 other durations of 27 series.
     """
@@ -130,7 +130,7 @@ def test_the_number_of_series_is_bounded(make_slot: Any, make_status: Any) -> No
     histograms = {metric.name for metric in ALL_METRICS if metric.kind == "histogram"}
     assert all(eight.values())
     assert sum(eight[name] for name in histograms) == (14 + 4) * 27
-    assert sum(eight.values()) - (14 + 4) * 27 < 1105
+    assert sum(eight.values()) - (14 + 4) * 27 < 1120
     growth = sum(series_of(shell, 9).values()) - sum(eight.values())
     assert growth == sum(series_of(shell, 3).values()) - sum(series_of(shell, 2).values())
     assert 90 < growth <= 101

@@ -58,7 +58,9 @@ def test_a_closed_port_proves_a_loss_unless_it_was_never_reached(reached: bool, 
 def test_a_port_answers_as_long_as_its_process_lives() -> None:
     """More often than the kernel keeps connections that nobody has taken."""
     port = listen()
-    assert {probe("127.0.0.1", port) for _ in range(300)} == {Answer.accepted}
+    for _ in range(300):  # an answer may come late where the process gets no time
+        assert probe("127.0.0.1", port) is not Answer.refused
+    assert Answer.accepted in {probe("127.0.0.1", port) for _ in range(10)}
     assert probe(own_address("127.0.0.1", port), port) is Answer.accepted
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
