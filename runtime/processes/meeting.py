@@ -229,7 +229,9 @@ class Meeting(RendezvousHandler):
         gone = members - present
         before, self._gone = self._gone, gone  # one that leaves by itself waits a moment later
         others = (present | (gone - seen.lost.keys())) - {rendezvous_names.this_node(self._handler)}
-        nodes, asked_at, text = sorted(others), time.monotonic(), ""
+        # one that was declared lost while the hosts met is a member all the same
+        text = next((seen.lost[node] for node in sorted(gone & seen.lost.keys())), "")
+        nodes, asked_at = sorted(others), time.monotonic()
         for node, answer in zip(nodes, self._pool.map(self._ask_host, nodes), strict=True):
             signs = self._signs.setdefault(node, Signs(asked_at))
             why = signs.why_lost(

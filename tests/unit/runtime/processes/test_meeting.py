@@ -130,6 +130,20 @@ def test_a_host_whose_port_is_closed_is_lost_on_all_hosts() -> None:
     assert other.lost == ""
 
 
+def test_a_host_that_is_declared_lost_while_the_hosts_meet_is_lost_to_the_attempt() -> None:
+    """The look that declared it did not know that it is a member; by the next one torch has dropped it."""
+    meeting, handler, network = _met(ONE)
+    members, meeting._members = meeting._members, {}
+    network.answers["node1"] = Answer.refused
+    meeting.look()
+    assert meeting.lost == ""
+    meeting._members = members
+    del handler.written.participants[TWO], handler.written.last_heartbeats[TWO]
+    handler.is_closed()
+    meeting.look()
+    assert meeting.lost == "Host node1 is lost: its supervisor has ended."
+
+
 def test_a_silent_host_is_lost_only_if_its_connection_has_waited_long() -> None:
     """A spare that waits takes no place of a host that was cut off for some seconds."""
     meeting, handler, network = _met(ONE)
