@@ -33,6 +33,8 @@ pytestmark = pytest.mark.skipif(bool(missing()), reason=missing())
 SAVE_SECONDS, PUBLISH_SECONDS = 0.2, 0.05
 """About how long a save takes here until older checkpoints are removed, and the part after the ranks have
 written."""
+RARE_SECONDS = 10.0
+"""A part of a save that is too short to be seen is given up for the beginning of one."""
 STORE = (
     "import time; from torch.distributed import TCPStore;"
     f" store = TCPStore('node0', {PORT}, is_master=True, wait_for_workers=False); time.sleep(1e6)"
@@ -115,7 +117,13 @@ def _cuts(folder: Path, seed: int, cuts: int, steps: int) -> None:
             known, pids = _published(runs), _pids(main)
             _until(others, lambda known=known: _published(runs) > known + 1)
             written = chance.choice((True, False))
-            _until(others, lambda written=written: _is_saving(output, written=written))
+            seldom = time.monotonic() + RARE_SECONDS
+            _until(
+                others,
+                lambda written=written, seldom=seldom: _is_saving(
+                    output, written=written and time.monotonic() < seldom
+                ),
+            )
             time.sleep(chance.uniform(0, PUBLISH_SECONDS if written else SAVE_SECONDS))
             _signal(main, pids, signal.SIGSTOP)
             main.host.cut()
