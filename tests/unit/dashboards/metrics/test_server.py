@@ -156,16 +156,17 @@ def test_a_page_is_beside_the_metrics_and_cannot_disturb_them(make_status: Any) 
         made.append("page")
         return Starlette(routes=[*also, Route("/fails", fail)])
 
-    server = start(make_status, "127.0.0.1:0", page=page)
-    try:
-        assert made == []
-        with capture_logs() as logs:
+    with capture_logs() as logs:
+        server = start(make_status, "127.0.0.1:0", page=page)
+        try:
+            assert made == []
             assert get(server, "/fails").status_code == 500
-        assert [entry["event"] for entry in logs] == ["http_application_failed"]
-        assert get(server, "/metrics").status_code == 200
-        assert made == ["page"]
-    finally:
-        assert server.stop(DEADLINE_SECONDS)
+            assert get(server, "/metrics").status_code == 200
+            assert made == ["page"]
+        finally:
+            assert server.stop(DEADLINE_SECONDS)
+    # Only now: the answer is sent before the error is logged.
+    assert [entry["event"] for entry in logs] == ["http_application_failed"]
 
 
 def test_a_page_that_cannot_be_made_leaves_the_metrics(make_status: Any) -> None:
