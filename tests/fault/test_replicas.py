@@ -4,6 +4,7 @@ none does.
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from support.runs import SCRIPTS, Runs, digest
 from support.trainer_and_loop import TRAINER
 
 STEPS = ("--max-steps", "12", "--save-steps", "4")
+CHECKPOINTING = "gradient_checkpointing"
 FLIPS = str(SCRIPTS / "flips.py")
 
 
@@ -60,8 +62,60 @@ def test_ranks_that_differ_again_end_the_run(runs: Runs) -> None:
     """A device that stays wrong is not trained on."""
     run = (
         runs("--nproc-per-node", "2", "--compare-every", "4", FLIPS, "--output-dir", "out", *STEPS,
-             "--flip-at", "6", "--times", "9")
+             "--flip-at", "6", "--times", "9", "--moves")
         .start()
         .ended(93)
     )  # fmt: skip
     assert [event["action"] for event in run.events("action")] == ["restart_from_earlier_checkpoint", "stop"]
+
+
+@pytest.mark.full
+def test_a_script_that_lets_ranks_differ_trains_on(runs: Runs) -> None:
+    """It does so again in the exact repetition, in the same bits; said once, and the run ends well."""
+    run = (
+        runs("--nproc-per-node", "2", "--compare-every", "4", FLIPS, "--output-dir", "out", *STEPS,
+             "--flip-at", "6", "--times", "9")
+        .start()
+        .ended()
+    )  # fmt: skip
+    assert [event["action"] for event in run.events("action")] == ["restart_from_earlier_checkpoint"]
+    assert run.printed().count("gives the same difference between the ranks") == 1
+
+
+HEALTHY_STEPS = 840
+GRPO = ("--max-completion-length", "3")
+HEALTHY: dict[str, tuple[str, tuple[str, ...], str]] = {
+    "grpo": ("grpo.py", GRPO, ""),
+    "grpo-accumulated": ("grpo.py", (*GRPO, "--gradient-accumulation-steps", "2"), ""),
+    "grpo-iterated": ("grpo.py", (*GRPO, "--num-iterations", "2", "--steps-per-generation", "2"), ""),
+    "grpo-adapter": ("grpo.py", (*GRPO, "--lora"), ""),
+    "grpo-reference": ("grpo.py", (*GRPO, "--settings", '{"beta": 0.04}'), ""),
+    "rloo": ("rloo.py", GRPO, ""),
+    "sft": ("sft.py", (), ""),
+    "sft-checkpointed": ("sft.py", ("--settings", json.dumps({CHECKPOINTING: True})), ""),
+    "sft-adafactor": ("sft.py", ("--settings", '{"optim": "adafactor", "bf16": true}'), ""),
+    "sft-averaged": ("sft.py", ("--settings", '{"neftune_noise_alpha": 5, "max_grad_norm": 0}'), ""),
+    "experts": ("experts.py", GRPO, ""),
+    "loop": ("grpo_loop.py", (), ""),
+    "zero2": ("grpo.py", GRPO, "zero2"),
+}
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("kind", HEALTHY)
+def test_healthy_ranks_never_differ(kind: str, runs: Runs, tmp_path: Path) -> None:
+    """Over more than 10,000 steps of all kinds, compared after every third step."""
+    script, arguments, mode = HEALTHY[kind]
+    run = (
+        runs("--nproc-per-node", "2", "--compare-every", "3", str(SCRIPTS / script), "--output-dir",
+             str(tmp_path / "out"), "--max-steps", str(HEALTHY_STEPS), "--save-steps", "400", *arguments,
+             mode=mode)
+        .start()
+        .ended(timeout_seconds=900)
+    )  # fmt: skip
+    status = run.status()
+    assert status["step"] == HEALTHY_STEPS
+    assert status["recoveries"] == []
+    compared = run.events("replicas_compared")
+    assert compared[-1]["tensors"] > 0
+    assert compared[-1]["excluded"] == 0

@@ -17,11 +17,13 @@ class Flip(TrainerCallback):  # type: ignore[misc]
 
     Args:
         what: a parameter (`weight`), its first moment (`moment`), or its reduced gradient (`gradient`).
+        moves: whether each flip is of another element.
         marker: a file for each flip that was done.
     """
 
-    def __init__(self, what: str, rank: int, step: int, times: int, marker: Path) -> None:
+    def __init__(self, what: str, rank: int, step: int, times: int, moves: bool, marker: Path) -> None:
         self.what, self.rank, self.step, self.times, self.marker = what, rank, step, times, marker
+        self.moves = moves
 
     def _flip(self, state: Any, kind: str, tensor: Any) -> None:
         if kind != self.what or state.global_step + 1 != self.step or os.environ["RANK"] != str(self.rank):
@@ -29,7 +31,7 @@ class Flip(TrainerCallback):  # type: ignore[misc]
         done = len(list(self.marker.parent.glob(f"{self.marker.name}-*")))
         if done < self.times:
             self.marker.with_name(f"{self.marker.name}-{done}").touch()
-            tensor.reshape(-1).view(torch.int32)[5] ^= 1 << 22
+            tensor.reshape(-1).view(torch.int32)[5 + done * self.moves] ^= 1 << 22
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:
         """Flip in a parameter, or in its first moment."""
@@ -49,11 +51,13 @@ def main() -> None:
     parser.add_argument("--flip-rank", type=int, default=1)
     parser.add_argument("--flip-at", type=int, default=0, metavar="STEP")
     parser.add_argument("--times", type=int, default=1)
+    parser.add_argument("--moves", action="store_true")
     arguments = parser.parse_args()
     trainer = tiny.rollout_trainer(arguments, GRPOTrainer, reward_funcs=tiny.rewards(arguments.step_seconds))
-    trainer.add_callback(
-        Flip(arguments.flip, arguments.flip_rank, arguments.flip_at, arguments.times, Path("flip"))
+    flip = Flip(
+        arguments.flip, arguments.flip_rank, arguments.flip_at, arguments.times, arguments.moves, Path("flip")
     )
+    trainer.add_callback(flip)
     tiny.train(trainer, arguments)
     tiny.write_digest(trainer, arguments.output_dir)
 

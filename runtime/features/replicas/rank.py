@@ -1,8 +1,9 @@
 """Replicas in a rank: compare after every so many steps, and end the attempt if ranks differ.
 
 The ranks compare one number first, and the digests of all tensors only if it differs. What differs at the
-first comparison of a call, as local parameters do, is excluded from then on, which a checkpoint remembers. A
-layout that spreads parameters over ranks has no second copy of them, so nothing is compared.
+first comparison of a call, as local parameters do, is excluded from then on, which a checkpoint remembers; so
+is what differs in the same bits after an exact repetition, if no majority shows which rank is wrong. A layout
+that spreads parameters over ranks has no second copy of them, so nothing is compared.
 """
 
 from __future__ import annotations
@@ -50,6 +51,7 @@ class Comparison:
         self._session = session
         self._points = points
         self._every = every
+        self._earlier = {one.place for one in told.differences if not one.ranks}
         self._open = [one for one in told.open if one.train_call == points.train_call]
         self._off = False
         self._told = False
@@ -91,7 +93,20 @@ class Comparison:
             self._agreed = step
         else:
             position, bits = differing_element(tensors[wrong[0]], gather)
-            self._differ(step, wrong, position, bits, minority(sums))
+            found = Difference(
+                train_call=self._points.train_call,
+                step=step,
+                agreed=self._agreed,
+                count=len(wrong),
+                name=wrong[0],
+                position=position,
+                bits=bits,
+                ranks=minority(sums),
+            )
+            if found.place in self._earlier:
+                self._differ_on_purpose(found, tensors, wrong)
+            else:
+                self._differ(found)
 
     def state(self) -> dict[str, Any]:
         """Return what a checkpoint holds, as plain JSON values."""
@@ -150,19 +165,29 @@ class Comparison:
             shows = f"{rank_names(ranks)} computed wrongly" if ranks else "no rank that was wrong alone"
             self._session.warn(f"the exact repetition of step {step} shows {shows}")
 
-    def _differ(
-        self, step: int, wrong: Sequence[str], position: int, bits: tuple[int, ...], ranks: tuple[int, ...]
-    ) -> None:
-        found = Difference(
-            train_call=self._points.train_call,
-            step=step,
-            agreed=self._agreed,
-            count=len(wrong),
-            name=wrong[0],
-            position=position,
-            bits=bits,
-            ranks=ranks,
-        )
+    def _differ_on_purpose(self, found: Difference, tensors: Mapping[str, Any], wrong: Sequence[str]) -> None:
+        """Exclude what an exact repetition has given in the same bits: the script does so, as local SGD does.
+
+        A device that computes wrongly twice in the same way cannot be told from it, which the line says.
+        """
+        self._open = [one for one in self._open if one.place != found.place]
+        self._excluded = (self._excluded or set()) | set(wrong)
+        self._agreed = found.step
+        self._tell(len(tensors) - len(wrong))
+        if self._session.is_main:
+            be = "is" if len(wrong) == 1 else "are"
+            self._session.journal.write(
+                ReplicaNamed(rank=0, step=found.step, train_call=found.train_call, ranks=())
+            )
+            self._session.warn(
+                f"the exact repetition of step {found.step} gives the same difference between the ranks, so"
+                " the script makes it, or a device computes wrongly in the same way each time:"
+                f" {counted(len(wrong), 'tensor')}, first {found.name}, {be} compared no longer"
+            )
+
+    def _differ(self, found: Difference) -> None:
+        """End the attempt."""
+        ranks, step = found.ranks, found.step
         who = f"{rank_names(ranks, capitalize=True)} and the others" if ranks else "The ranks"
         since = f"; they were equal after step {found.agreed}" if found.agreed else ""
         self._points.alarm = self._points.alarm or Alarm(

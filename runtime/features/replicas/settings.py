@@ -56,10 +56,21 @@ class Difference(pydantic.BaseModel, frozen=True):
     bits: tuple[int, ...]
     ranks: tuple[int, ...]
 
+    @property
+    def place(self) -> tuple[object, ...]:
+        """What an exact repetition gives again, if the script makes the difference."""
+        return self.train_call, self.step, self.count, self.name, self.position, self.bits
+
 
 class RankReplicas(pydantic.BaseModel, frozen=True):
-    """What a rank is told: the differences of the run so far whose rank is not known."""
+    """What a rank is told of the run so far.
 
+    Attributes:
+        differences: all that were found.
+        open: those whose rank is not known.
+    """
+
+    differences: tuple[Difference, ...] = ()
     open: tuple[Difference, ...] = ()
 
 

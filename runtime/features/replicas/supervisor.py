@@ -26,8 +26,10 @@ class RunReplicas(SupervisorFeature):
         self._reporter = reporter
 
     def rank_settings(self, rank: int, files: AttemptFiles) -> dict[str, Any] | None:
-        """Return the differences whose rank is not known yet."""
-        return RankReplicas(open=tuple(self._history.part(Replicas).open)).model_dump(mode="json")
+        """Return the differences so far: two at most end a run, besides those that the script makes."""
+        found = self._history.part(Replicas)
+        told = RankReplicas(differences=tuple(found.differences), open=tuple(found.open))
+        return told.model_dump(mode="json")
 
     def answer(self, fault: Fault) -> Answer | None:
         """Journal a difference, and go back to the last step at which the ranks were equal."""

@@ -21,17 +21,16 @@ from grpo_run.runtime.rank.vote import to_bits
 class Rank:
     """One rank of a call, with a model of two tensors."""
 
-    def __init__(self, rank: int, votes: Any, open: tuple[Difference, ...] = (), layout: str = "ddp") -> None:
+    def __init__(self, rank: int, votes: Any, told: RankReplicas | None = None, layout: str = "ddp") -> None:
         self.journal: list[dict[str, Any]] = []
         self.warned: list[str] = []
         self.model = torch.nn.Linear(4, 4)
         torch.nn.init.ones_(self.model.weight)
         torch.nn.init.zeros_(self.model.bias)
-        told = RankReplicas(open=open).model_dump(mode="json")
         session: Any = SimpleNamespace(
             rank=rank, is_main=rank == 0, world_size=8, votes=votes, warn=self.warned.append,
             warn_in_journal=self.warned.append,
-            settings=SimpleNamespace(features={PART.name: told}),
+            settings=SimpleNamespace(features={PART.name: (told or RankReplicas()).model_dump(mode="json")}),
             config=SimpleNamespace(of=lambda kind: ReplicaSettings(every=10)),
             journal=SimpleNamespace(write=lambda event: self.journal.append(as_record(event))),
         )  # fmt: skip
@@ -151,11 +150,49 @@ def test_a_repetition_names_the_rank_that_was_wrong(make_ranks: Callable[..., li
         train_call=1, step=20, agreed=10, count=1, name="weight", position=5, ranks=(),
         bits=(to_bits(7.0), to_bits(1.0)),
     )  # fmt: skip
-    ranks = make_ranks(2, (earlier,))
+    ranks = make_ranks(2, RankReplicas(differences=(earlier,), open=(earlier,)))
     together(ranks, 10, 20, 30)
     (named,) = [event for event in ranks[0].journal if event["event"] == "replica_named"]
     assert (named["step"], list(named["ranks"])) == (20, [0])
     assert ranks[0].warned == ["the exact repetition of step 20 shows rank 0 computed wrongly"]
+
+
+def test_a_difference_that_an_exact_repetition_gives_again_is_the_scripts(
+    make_ranks: Callable[..., list[Rank]],
+) -> None:
+    """As of local SGD; the run goes on, also when it comes to the step a third time."""
+    ranks = make_ranks()
+    together(ranks, 10)
+    ranks[1].flip(5)
+    together(ranks, 20)
+    assert ranks[0].points.alarm is not None
+    found = Difference.model_validate(ranks[0].points.alarm.details)
+    for open_ in ((found,), ()):
+        ranks = make_ranks(2, RankReplicas(differences=(found,), open=open_))
+        together(ranks, 10)
+        ranks[1].flip(5)
+        together(ranks, 20)
+        ranks[1].flip(6)
+        together(ranks, 30)
+        assert [rank.points.alarm for rank in ranks] == [None, None]
+        assert [event["event"] for event in ranks[0].journal][-1] == "replica_named"
+        assert "1 tensor, first weight, is compared no longer" in ranks[0].warned[0]
+        with torch.no_grad():
+            ranks[0].model.bias += 1
+        together(ranks, 40)
+        assert all(rank.points.alarm is not None for rank in ranks)
+
+
+def test_the_same_rank_that_is_wrong_again_is_not_the_script(make_ranks: Callable[..., list[Rank]]) -> None:
+    """A majority shows that it is alone."""
+    differences: tuple[Difference, ...] = ()
+    for _ in range(2):
+        ranks = make_ranks(3, RankReplicas(differences=differences))
+        together(ranks, 10)
+        ranks[2].flip()
+        together(ranks, 20)
+        assert ranks[0].points.alarm is not None
+        differences = (Difference.model_validate(ranks[0].points.alarm.details),)
 
 
 @pytest.mark.parametrize("layout", ["fsdp1", "fsdp2", "deepspeed-zero3", "tensor-parallel"])
