@@ -94,7 +94,7 @@ HEALTHY: dict[str, tuple[str, tuple[str, ...], str]] = {
     "sft": ("sft.py", (), ""),
     "sft-checkpointed": ("sft.py", ("--settings", json.dumps({CHECKPOINTING: True})), ""),
     "sft-adafactor": ("sft.py", ("--settings", '{"optim": "adafactor", "bf16": true}'), ""),
-    "sft-averaged": ("sft.py", ("--settings", '{"neftune_noise_alpha": 5, "max_grad_norm": 0}'), ""),
+    "sft-noise": ("sft.py", ("--settings", '{"neftune_noise_alpha": 5, "max_grad_norm": 0}'), ""),
     "experts": ("experts.py", GRPO, ""),
     "loop": ("grpo_loop.py", (), ""),
     "zero2": ("grpo.py", GRPO, "zero2"),
