@@ -104,6 +104,7 @@ bench: $(STAMP)
 	$(BIN)/python -P benchmarks/live_page.py
 	$(BIN)/python -P benchmarks/pace.py
 	$(BIN)/python -P benchmarks/recovery.py
+	$(BIN)/python -P benchmarks/side_by_side.py
 	$(BIN)/python -P benchmarks/stopping.py
 	$(BIN)/python -P benchmarks/watching.py
 	$(BIN)/python -P benchmarks/consensus.py

@@ -1,6 +1,6 @@
 """The launchers to compare: how each starts the same script, and how a run is terminated.
 
-Called by the recovery and overhead benchmarks. Each launcher runs with its defaults, and enough restarts for
+Called by the benchmarks that compare. Each launcher runs with its defaults, and enough restarts for
 the scheduled kills. NVIDIA's package is installed into a separate environment, which shares torch and other
 packages with the project's, because it installs a `pynvml` that must not replace the project's. Does not
 measure.
@@ -23,16 +23,26 @@ OURS = "grpo-run"
 TORCHRUN = "torchrun"
 FT_LAUNCHER = "ft_launcher"
 TORCHRUN_AS_SHIPPED = "torchrun-as-shipped"
-NAMES = (OURS, TORCHRUN, FT_LAUNCHER, TORCHRUN_AS_SHIPPED)
+ACCELERATE = "accelerate"
+TORCHFT = "torchft"
+NAMES = (OURS, TORCHRUN, ACCELERATE, FT_LAUNCHER, TORCHRUN_AS_SHIPPED)
+"""Those that start a script as it is. torchft needs one that is written for it."""
 
 SCRIPT = Path(__file__).resolve().parents[1] / "scripts" / "grpo.py"
+TORCHFT_SCRIPT = SCRIPT.with_name("torchft_loop.py")
 BIN = Path(sys.executable).parent
 RANKS = 2
 POLL_SECONDS = 0.1
 """The default `--monitor-interval` of torchrun and ft_launcher, passed to them explicitly."""
 
-PEER_PACKAGES = ("nvidia-resiliency-ext==0.4.1", "defusedxml==0.7.1", "pynvml==13.0.1")
-"""NVIDIA's launcher and its dependencies that the project does not install."""
+PEER_PACKAGES = (
+    "nvidia-resiliency-ext==0.4.1", "defusedxml==0.7.1", "pynvml==13.0.1",
+    "torchft==0.2.0", "opentelemetry-sdk==1.39.1", "opentelemetry-api==1.39.1",
+    "opentelemetry-semantic-conventions==0.60b1", "opentelemetry-proto==1.39.1",
+    "opentelemetry-exporter-otlp-proto-http==1.39.1", "opentelemetry-exporter-otlp-proto-common==1.39.1",
+    "googleapis-common-protos==1.72.0", "protobuf==6.33.2", "importlib-metadata==8.7.0", "zipp==3.23.0",
+)  # fmt: skip
+"""NVIDIA's launcher, torchft, and their dependencies that the project does not install."""
 PEER_ENVIRONMENT = REPOSITORY / "build" / "peers"
 INSTALL_SECONDS = 600.0
 
@@ -90,7 +100,7 @@ def command(
     """Return the command that starts `scripts/grpo.py`.
 
     Args:
-        name: one of `NAMES`.
+        name: one of `NAMES`, or torchft.
         folder: folder of this run; holds the run directory of grpo-run.
         arguments: arguments of the script. The peers also get `--resume`; grpo-run resumes without it.
         restarts: number of failures the launcher must recover from.
@@ -102,6 +112,13 @@ def command(
     common += ["--monitor-interval", str(POLL_SECONDS), "--standalone", "--max-restarts", str(restarts)]
     if name in (TORCHRUN, TORCHRUN_AS_SHIPPED):
         return [str(BIN / "torchrun"), *common, *script, "--resume"]
+    if name == ACCELERATE:  # which hands these options on to torchrun
+        own = ["--multi_gpu", "--num_processes", str(ranks), "--num_machines", "1", "--mixed_precision", "no",
+               "--dynamo_backend", "no", "--main_process_port", "0", "--max_restarts", str(restarts),
+               "--monitor_interval", str(POLL_SECONDS)]  # fmt: skip
+        return [str(BIN / "accelerate"), "launch", *own, *script, "--resume"]
+    if name == TORCHFT:
+        return [str(install_peer() / "python"), str(TORCHFT_SCRIPT), *arguments, "--restarts", str(restarts)]
     if name == FT_LAUNCHER:
         # Heartbeat timeouts are not needed, because a killed process is detected by its exit. The NIC monitor
         # does not apply to a machine without GPUs.
@@ -114,7 +131,7 @@ def environment(name: str) -> dict[str, str]:
     """Return the environment for a launcher: the current one without variables of other launchers."""
     variables = {key: value for key, value in os.environ.items() if not key.startswith(LAUNCHER_PREFIXES)}
     variables.update(QUIET)
-    if name == TORCHRUN:
+    if name in (TORCHRUN, ACCELERATE):
         # Torch 2.13 keeps the Gloo addresses of the previous attempt in the rendezvous store; restarts then
         # fail.
         variables["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
