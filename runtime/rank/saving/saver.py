@@ -121,9 +121,9 @@ class Saver:
             agreed: by all ranks, in the vote before.
         """
         self.stopping |= agreed.stop
-        self.cadence.decide(
-            step, agreed=agreed.snapshot, required=agreed.save or self.stopping, kept=agreed.save
-        )
+        every = self._session.config.keep_every
+        keep = agreed.save or bool(every and step % every == 0)
+        self.cadence.decide(step, agreed=agreed.snapshot, required=keep or self.stopping, kept=keep)
 
     def after_step(self) -> None:
         """Take the snapshot that is due after a step or at the end of an epoch; stop if all ranks have
