@@ -10,7 +10,8 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator, Sequence
+from argparse import Namespace
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -55,6 +56,17 @@ NOT_AGAIN = frozenset({
 })  # fmt: skip
 """Options of the run that would make a replay another run, tell somebody, or meet the run itself."""
 OWN = ("--snapshot-every", "0", "--snapshot-dir", "off", "--metrics-addr", "off", "--max-restarts", "0")
+WAITS = (
+    "--vote-timeout",
+    "3600",
+    "--deadline-floor",
+    "4000",
+    "--deadline-first",
+    "4000",
+    "--deadline-ceiling",
+    "4000",
+)
+"""For a user who looks at a step for up to an hour."""
 TRACKERS_OFF = {"WANDB_MODE": "disabled", "COMET_MODE": "disabled", "TRACKIO_DISABLED": "1"}
 SHOWN_STEPS = 12
 MOST_NAMES = 4
@@ -103,7 +115,12 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument(
         "--call", type=int, metavar="N", help="number of the train() call (default: the last one)"
     )
+    parser.add_argument(
+        "--shell", action="store_true", help="ask for Python when the step begins, on rank R (default: 0)"
+    )
     options = parser.parse_args(arguments)
+    if options.shell and not os.isatty(0):
+        raise UsageError("--shell needs a terminal as standard input")
     run = RunDirectory(path=which_run(options.run).path.resolve())
     recorded = _recorded(run)
     call = options.call or recorded.history.train_call
@@ -112,7 +129,7 @@ def main(arguments: Sequence[str]) -> int:
     folder = Path(tempfile.mkdtemp(prefix=f"step-{options.step}-", dir=run.replay))
     keep = False
     try:
-        code, keep = _replay(recorded, folder, start, call, options.step, options.rank)
+        code, keep = _replay(recorded, folder, start, call, options)
     finally:
         forget(folder / "run", registry_folder())
         if not keep:
@@ -175,8 +192,9 @@ def what_is_there(steps: Sequence[int], reached: int) -> str:
     return f"no undamaged checkpoint before it is left; {where}; {how}"
 
 
-def _request(recorded: Recorded, folder: Path, call: int, step: int) -> RunRequest:
-    """Return the recorded command as a run of its own that ends with a step."""
+def _request(recorded: Recorded, folder: Path, end: dict[str, Any]) -> RunRequest:
+    """Return the recorded command as a run of its own that ends with a step, as the settings of the feature
+    say."""
     from grpo_run.cli.launching.options import OptionWords, build_parser
 
     typed, splitter, words = list(recorded.fields["typed"]), OptionWords(build_parser()), list[str]()
@@ -185,14 +203,14 @@ def _request(recorded: Recorded, folder: Path, call: int, step: int) -> RunReque
         if option[0].partition("=")[0] not in NOT_AGAIN:
             words += option
     run_id = recorded.fields["run_id"]  # what is derived from it stays as it was
-    own = ["--run-dir", str(folder / "run"), "--run-id", run_id, *OWN]
+    own = ["--run-dir", str(folder / "run"), "--run-id", run_id, *OWN, *(WAITS if "terminal" in end else ())]
     request, _ = parse([*words, *own, *rest])
     if request.torchrun.nnodes not in ("1", "1:1"):
         raise UsageError("a run over several hosts cannot be replayed")
     features: list[Any] = list(request.features)
     for number, one in enumerate(features):
         if one.NAME == "replay":
-            features[number] = replace(one, train_call=call, last_step=step)
+            features[number] = replace(one, **end)
     outputs = [os.path.realpath(path) for path in recorded.history.calls.output_directories]
     return replace(
         request,
@@ -236,18 +254,21 @@ def _changed_files(recorded: Recorded) -> list[str]:
 
 
 def _replay(
-    recorded: Recorded, folder: Path, start: FoundCheckpoint, call: int, step: int, rank: int | None
+    recorded: Recorded, folder: Path, start: FoundCheckpoint, call: int, options: Namespace
 ) -> tuple[int, bool]:
     """Launch, compare and print; return the exit code, and whether the folder is to stay."""
     from grpo_run.runtime.launching.launch import launch
 
-    first = start.manifest.step
+    first, step = start.manifest.step, options.step
     os.chdir(recorded.fields["working_directory"])
     inputs = Inputs.from_json(recorded.fields.get("inputs")) or Inputs()
     os.environ.update({**inputs.variables, **TRACKERS_OFF})
     for name in _changed_files(recorded)[:MOST_NAMES]:
         print(f"grpo-run: {name} has changed since the run")
-    request = _request(recorded, folder, call, step)
+    end: dict[str, Any] = {"train_call": call, "last_step": step}
+    if options.shell:
+        end |= {"terminal": os.ttyname(0), "shell_rank": options.rank or 0}
+    request = _request(recorded, folder, end)
     _place(recorded, start, folder / "output")
     print(f"grpo-run: replaying steps {first + 1} to {step} from {start.path}", flush=True)
     display = Quiet()
@@ -261,7 +282,7 @@ def _replay(
         said = display.said[-3:] if result.exit_code else [f"it did not resume from step {first}"]
         print(f"grpo-run: the replay failed; its files stay in {folder}:", *said, sep="\n  ")
         return result.exit_code or EXIT_DIFFERENT, True
-    compared, found = compare(recorded, again, call, first, step, rank)
+    compared, found = compare(recorded, again, call, first, step, options.rank)
     if found is not None:
         print(
             f"step {found[0]} differs: {found[1].name}: recorded {found[1].recorded},"
@@ -327,17 +348,13 @@ def _logged(
 ) -> tuple[int, list[tuple[int, Difference]]]:
     """Compare what was logged after the first of these steps; return of how many, and what differs."""
     before, after = (_lines(one, call) for one in (run, again))
-    found, count = [], 0
-    for number in steps[1:]:
-        if number not in before or number not in after:
-            continue
-        count += 1
-        for name, ours, theirs in _pairs(before[number], after[number]):
-            if repr(ours) != repr(theirs):
-                found.append(
-                    (number, Difference(f"logged {name}", repr(ours), repr(theirs), step_records.LOGGED))
-                )
-    return count, found
+    found, both = [], [number for number in steps[1:] if number in before and number in after]
+    for number in both:
+        for name in (*LOGGED_FIELDS, "reward_functions"):
+            ours, theirs = (repr(getattr(one[number], name)) for one in (before, after))
+            if ours != theirs:
+                found.append((number, Difference(f"logged {name}", ours, theirs, step_records.LOGGED)))
+    return len(both), found
 
 
 def _lines(run: RunDirectory, call: int) -> dict[int, StepLogged]:
@@ -346,14 +363,6 @@ def _lines(run: RunDirectory, call: int) -> dict[int, StepLogged]:
         for one in read_journal(run.journal)
         if isinstance(one, StepLogged) and one.train_call == call and one.step is not None
     }
-
-
-def _pairs(ours: StepLogged, theirs: StepLogged) -> Iterator[tuple[str, Any, Any]]:
-    for name in LOGGED_FIELDS:
-        yield name, getattr(ours, name), getattr(theirs, name)
-    for name, values in ours.reward_functions.items():
-        for kind, value in values.items():
-            yield f"{kind} of reward {name}", value, theirs.reward_functions.get(name, {}).get(kind)
 
 
 def _saved(

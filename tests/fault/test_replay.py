@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import re
 import struct
@@ -35,12 +36,17 @@ def steps(output: Path, last: int, *more: str) -> tuple[str, ...]:
     return ("--output-dir", str(output), "--max-steps", str(last), *rest, *more)
 
 
-def replayed(run: Run, step: int, *options: str) -> tuple[int, str]:
-    """Return the exit code of a replay, and the last line that it prints. It must leave nothing."""
+def replayed(run: Run, step: int, *options: str, terminal: int | None = None) -> tuple[int, str]:
+    """Return the exit code of a replay, and the last line that it prints. It must leave nothing.
+
+    It starts cold: a warm start would leave the frames of the command when it forks the ranks' server.
+    """
     before, printed = sorted(run.directory.rglob("*")), run.folder / "printed"
     words = [*run.program, "replay", str(run.directory), "--step", str(step), *options]
     with open(printed, "wb") as file:
-        process = warm.start(words, cwd=Path("/"), environment=run.environment, stdout=file, cold=run.cold)
+        process = warm.start(
+            words, cwd=Path("/"), environment=run.environment, stdout=file, stdin=terminal, cold=True
+        )
         code = process.wait(120)
     assert sorted(run.directory.rglob("*")) == before, printed.read_text()
     return code, printed.read_text().splitlines()[-1]
@@ -68,13 +74,13 @@ def flip(checkpoint: Path, name: str) -> None:
 
 
 @pytest.mark.timeout(120)
-def test_a_flipped_weight_is_the_first_difference(runs: Runs, tmp_path: Path) -> None:
-    """And without it the step is equal, on both ranks, and nothing of the run is touched."""
-    script = str(SCRIPTS / TRAINER)
-    run = runs(*TWO_RANKS, "--keep-every", "2", script, *steps(tmp_path / "out", 5)).start().ended()
+def test_a_step_is_equal_until_a_weight_of_its_checkpoint_is_flipped(runs: Runs, tmp_path: Path) -> None:
+    """The weight is the first difference, and nothing of the run is touched."""
+    words = (*TWO_RANKS, "--keep-every", "2", str(SCRIPTS / TRAINER), *steps(tmp_path / "out", 5))
+    run = runs(*words).start().ended()
     before = contents(tmp_path / "out")
     code, last = replayed(run, 5)
-    assert (code, last.partition(":")[0]) == (0, "step 5 is equal")
+    assert (code, last.partition(":")[0]) == (0, "step 5 is equal"), last
     for said in ("8 samples with rewards", "on 2 ranks", "what was logged of 1 step"):
         assert said in last
     assert contents(tmp_path / "out") == before
@@ -122,8 +128,8 @@ def test_a_changed_sample_is_the_first_difference(runs: Runs, tmp_path: Path) ->
     """One prompt of the data set is another one in the replay."""
     script, changed = tmp_path / "script.py", tmp_path / "changed"
     before_training(script, CHANGE)
-    run = runs(*TWO_RANKS, "--keep-every", "2", "--log-completions", "9", str(script), *steps(tmp_path / "out", 6),
-               environment=WITH_SCRIPTS).start().ended()  # fmt: skip
+    words = (*TWO_RANKS, "--keep-every", "2", "--log-completions", "9", str(script))
+    run = runs(*words, *steps(tmp_path / "out", 6), environment=WITH_SCRIPTS).start().ended()
     lines = map(json.loads, (run.directory / "completions" / "rank1.jsonl").read_text().splitlines())
     changed.write_text(next(line["prompt"] for line in lines if line["step"] == 4))
     code, last = replayed(run, 6)
@@ -149,3 +155,21 @@ def test_without_kept_checkpoints_the_last_ones_serve(runs: Runs, tmp_path: Path
         code, last = replayed(run, step)
         assert code == EXIT_USAGE
         assert said in last
+
+
+@pytest.mark.full
+@pytest.mark.timeout(200)
+def test_the_user_looks_at_a_step_while_the_other_rank_waits(runs: Runs, tmp_path: Path) -> None:
+    """Longer than a proof that a rank waits for nothing takes; then the step goes on and is equal."""
+    run = runs(*TWO_RANKS, "--keep-every", "2", str(SCRIPTS / TRAINER), *steps(tmp_path / "out", 4))
+    run.start().ended()
+    mine, its = os.openpty()
+    os.write(
+        mine,
+        b"import time; time.sleep(20)\nprint(type(trainer).__name__, trainer.state.global_step * 11)\n\x04",
+    )
+    code, last = replayed(run, 4, "--shell", "--rank", "1", terminal=its)
+    assert (code, last.partition(":")[0]) == (0, "step 4 is equal")
+    shown = os.read(mine, 65536).decode()
+    assert "Step 4 begins on rank 1" in shown
+    assert "GRPOTrainer 33" in shown

@@ -14,6 +14,7 @@ from typing import Any, NoReturn
 
 import msgspec
 
+from grpo_run.runtime.features.replay._prompt import interact
 from grpo_run.runtime.features.replay.settings import ReplaySettings
 from grpo_run.runtime.history.run_directory import RunDirectory
 from grpo_run.runtime.history.step_records import UNSIGNED, Sample, StepRecord, append
@@ -37,7 +38,7 @@ class StepRecorder:
     """
 
     def __init__(self, session: Session, points: CallPoints, replay: ReplaySettings) -> None:
-        self._session, self._points = session, points
+        self._session, self._points, self._replay = session, points, replay
         self._last_step = replay.last_step if replay.train_call == points.train_call else 0
         self._replays = self._starts = bool(replay.last_step)
         self._file = RunDirectory(path=session.config.run_directory).steps / f"rank{session.rank}.jsonl"
@@ -52,6 +53,19 @@ class StepRecorder:
         if self._starts:
             self._starts = False
             self._write(step - 1, starts=True)
+        if step == self._last_step and self._replay.terminal:
+            self._ask(step)
+
+    def _ask(self, step: int) -> None:
+        """Let the user look at the call on one rank; the others wait as for a vote. Collective."""
+        session, points = self._session, self._points
+        if session.rank == self._replay.shell_rank:
+            names = {"trainer": points.trainer, "models": list(points.models), "step": step}
+            names["optimizers"] = list(self._optimizers())
+            banner = f"Step {step} begins on rank {session.rank}: {', '.join(names)}. Ctrl-D goes on."
+            interact(self._replay.terminal, names, banner)
+        session.votes.collect()
+        session.votes.gather([step])
 
     def note_rewards(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Note the rows of a rollout with their rewards; those of an evaluation are left out."""

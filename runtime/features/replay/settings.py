@@ -13,11 +13,15 @@ class ReplaySettings:
     Attributes:
         train_call: of the step.
         last_step: 0 for a run that is no replay.
+        shell_rank, terminal: on which rank and terminal the user is asked when the last step begins; "" for
+            none.
     """
 
     NAME: ClassVar[str] = "replay"
     train_call: int = 1
     last_step: int = 0
+    shell_rank: int = 0
+    terminal: str = ""
 
 
 SETTINGS = ReplaySettings
