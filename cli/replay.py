@@ -125,6 +125,8 @@ def main(arguments: Sequence[str]) -> int:
     recorded = _recorded(run)
     call = options.call or recorded.history.train_call
     start = _start(recorded, call, options.step)
+    if options.rank is not None and not 0 <= options.rank < start.manifest.world_size:
+        raise UsageError(f"--rank {options.rank}: the run has {start.manifest.world_size} rank(s)")
     run.replay.mkdir(mode=0o700, exist_ok=True)
     folder = Path(tempfile.mkdtemp(prefix=f"step-{options.step}-", dir=run.replay))
     keep = False

@@ -86,6 +86,7 @@ class Saver:
         self._snapshots = snapshots
         self.cadence = Cadence(
             session.config.snapshot_every if snapshots is not None else 0,
+            keep_every=session.config.keep_every,
             failure_seconds=session.settings.failure_seconds,
             notify=self._report_interval,
             clock=time.monotonic,
@@ -121,9 +122,9 @@ class Saver:
             agreed: by all ranks, in the vote before.
         """
         self.stopping |= agreed.stop
-        every = self._session.config.keep_every
-        keep = agreed.save or bool(every and step % every == 0)
-        self.cadence.decide(step, agreed=agreed.snapshot, required=keep or self.stopping, kept=keep)
+        self.cadence.decide(
+            step, agreed=agreed.snapshot, required=agreed.save or self.stopping, kept=agreed.save
+        )
 
     def after_step(self) -> None:
         """Take the snapshot that is due after a step or at the end of an epoch; stop if all ranks have
