@@ -243,8 +243,15 @@ def _place(recorded: Recorded, start: FoundCheckpoint, root: Path) -> None:
                 place.parent.mkdir(parents=True, exist_ok=True)
                 try:
                     os.link(file, place)
-                except OSError:
-                    shutil.copyfile(file, place)  # another file system, or one without links
+                except OSError:  # another file system, or one without links
+                    _copy(file, place)
+
+
+def _copy(file: Path, place: Path) -> None:
+    try:
+        shutil.copyfile(file, place)
+    except OSError as error:
+        raise UsageError(f"{file} cannot be copied ({error.strerror}): repeat the command") from error
 
 
 def _changed_files(recorded: Recorded) -> list[str]:
@@ -284,26 +291,26 @@ def _replay(
         said = display.said[-3:] if result.exit_code else [f"it did not resume from step {first}"]
         print(f"grpo-run: the replay failed; its files stay in {folder}:", *said, sep="\n  ")
         return result.exit_code or EXIT_DIFFERENT, True
-    compared, found = compare(recorded, again, call, first, step, options.rank)
+    compared, last, found = compare(recorded, again, call, first, step, options.rank)
     if found is not None:
         print(
             f"step {found[0]} differs: {found[1].name}: recorded {found[1].recorded},"
             f" replayed {found[1].replayed}"
         )
         return EXIT_DIFFERENT, False
-    if not compared:
+    if last > first:
+        print(f"step {last} is equal: {', '.join(compared)}")
+    if last < step:
         raise UsageError(
-            f"steps {first + 1} to {step} were trained again, but the run has recorded nothing of them to"
-            " compare with: launch with --keep-every STEPS"
+            f"the run has recorded nothing of step {step} to compare with: launch with --keep-every STEPS"
         )
-    print(f"step {step} is equal: {', '.join(compared)}")
     return 0, False
 
 
 def compare(
     recorded: Recorded, again: RunDirectory, call: int, first: int, step: int, rank: int | None
-) -> tuple[list[str], tuple[int, Difference] | None]:
-    """Return what was compared, in words, and the first difference with its step."""
+) -> tuple[list[str], int, tuple[int, Difference] | None]:
+    """Return what was compared, in words, the last step that was, and the first difference with its step."""
     run, compared, found = recorded.run, list[str](), list[tuple[int, int, Difference]]()
     steps = range(first, step + 1)
     both, tensors, samples, records = set[int](), 0, 0, dict[int, step_records.Records]()
@@ -333,22 +340,25 @@ def compare(
         logged, more = _logged(run, again, call, steps)
         found += [(number, 0, difference) for number, difference in more]
         if logged:
-            compared.append(f"what was logged of {counted(logged, 'step')}")
+            both.update(logged)
+            compared.append(f"what was logged of {counted(len(logged), 'step')}")
         number_of, difference = _saved(recorded, call, step, records.get(0, {}).get((call, step)))
         if difference is not None:
             found.append((step, 0, difference))
         if number_of:
+            both.add(step)
             compared.append(f"{counted(number_of, 'tensor')} of the checkpoint of step {step}")
+    last = max(both, default=first)
     if not found:
-        return compared, None
+        return compared, last, None
     number, _, difference = min(found, key=lambda one: (one[0], one[2].place, one[1]))
-    return compared, (number, difference)
+    return compared, last, (number, difference)
 
 
 def _logged(
     run: RunDirectory, again: RunDirectory, call: int, steps: range
-) -> tuple[int, list[tuple[int, Difference]]]:
-    """Compare what was logged after the first of these steps; return of how many, and what differs."""
+) -> tuple[list[int], list[tuple[int, Difference]]]:
+    """Compare what was logged after the first of these steps; return of which, and what differs."""
     before, after = (_lines(one, call) for one in (run, again))
     found, both = [], [number for number in steps[1:] if number in before and number in after]
     for number in both:
@@ -356,7 +366,7 @@ def _logged(
             ours, theirs = (repr(getattr(one[number], name)) for one in (before, after))
             if ours != theirs:
                 found.append((number, Difference(f"logged {name}", ours, theirs, step_records.LOGGED)))
-    return len(both), found
+    return both, found
 
 
 def _lines(run: RunDirectory, call: int) -> dict[int, StepLogged]:
