@@ -213,7 +213,8 @@ def _request(recorded: Recorded, folder: Path, end: dict[str, Any]) -> RunReques
     for number, one in enumerate(features):
         if one.NAME == "replay":
             features[number] = replace(one, **end)
-    outputs = [os.path.realpath(path) for path in recorded.history.calls.output_directories]
+    began = next((one.time for one in read_journal(recorded.run.journal)), None)
+    outputs = made_by_run(recorded.history.calls.output_directories, began or 0.0)
     return replace(
         request,
         arguments=tuple(redirected(word, outputs, folder / "script") for word in request.arguments),
@@ -223,12 +224,35 @@ def _request(recorded: Recorded, folder: Path, end: dict[str, Any]) -> RunReques
     )
 
 
-def redirected(word: str, directories: Sequence[str], instead: Path) -> str:
-    """Return an argument of the script that names another directory if it names one of these."""
+def made_by_run(outputs: Sequence[str], began: float) -> list[Path]:
+    """Return output directories, and the folders around them in which nothing is older than the run.
+
+    Args:
+        began: in seconds since the epoch.
+    """
+    found, here = dict.fromkeys(Path(os.path.realpath(path)) for path in outputs), Path.cwd()
+    for output in list(found):
+        for folder in output.parents:
+            if here.is_relative_to(folder) or _holds_older(folder, began):
+                break
+            found[folder] = None
+    return list(found)
+
+
+def _holds_older(folder: Path, time: float) -> bool:
+    try:
+        return any(one.lstat().st_mtime < time for one in folder.iterdir())
+    except OSError:
+        return True
+
+
+def redirected(word: str, directories: Sequence[Path], root: Path) -> str:
+    """Return an argument of the script that names a folder below `root` if it names one of these."""
     name, sign, value = word.rpartition("=")
-    if "\0" in value or not value or os.path.realpath(value) not in directories:
+    if "\0" in value or not value or (path := Path(os.path.realpath(value))) not in directories:
         return word
-    return f"{name}{sign}{instead}"
+    # folders that lie in one another still do
+    return f"{name}{sign}{root / path.relative_to('/')}"
 
 
 def _place(recorded: Recorded, start: FoundCheckpoint, root: Path) -> None:

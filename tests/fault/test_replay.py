@@ -108,7 +108,15 @@ def test_twenty_steps_of_a_run_with_two_recoveries_are_equal(runs: Runs, tmp_pat
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize(
     ("script", "mode"),
-    [(TRAINER, "zero2"), (TRAINER, "zero3"), (TRAINER, "fsdp2"), ("rloo.py", ""), (LOOP, ""), ("sft.py", "")],
+    [
+        (TRAINER, "zero2"),
+        (TRAINER, "zero3"),
+        (TRAINER, "fsdp2"),
+        ("rloo.py", ""),
+        (LOOP, ""),
+        ("sft.py", ""),
+        ("sft_then_grpo.py", ""),
+    ],
 )
 def test_every_kind_of_run_is_equal_through_a_recovery(
     script: str, mode: str, runs: Runs, tmp_path: Path
@@ -116,10 +124,12 @@ def test_every_kind_of_run_is_equal_through_a_recovery(
     """Weights and moments as far as a rank holds them."""
     words = (*TWO_RANKS, "--keep-every", "3", "--inject", "kill@rank1:step5")
     run = runs(*words, str(SCRIPTS / script), *steps(tmp_path / "out", 8), mode=mode).start().ended()
+    before = contents(tmp_path / "out")
     for step in (4, 8):
         code, last = replayed(run, step)
         assert (code, last.partition(":")[0]) == (0, f"step {step} is equal"), last
         assert re.search("[0-9]{2,} tensors after .* on 2 ranks", last), last
+    assert contents(tmp_path / "out") == before
 
 
 @pytest.mark.full

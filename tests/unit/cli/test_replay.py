@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from grpo_run.cli.replay import redirected, what_is_there
+from grpo_run.cli.replay import made_by_run, redirected, what_is_there
 
 
 @pytest.mark.parametrize(
@@ -27,16 +27,32 @@ def test_the_steps_that_can_be_replayed_are_named(steps: Sequence[int], said: st
 
 
 @pytest.mark.parametrize(
-    ("word", "expected"),
+    ("word", "redirects"),
     [
-        ("out", "own"), ("./out/", "own"), ("--output_dir=out", "--output_dir=own"), ("out2", "out2"),
-        ("--steps=4", "--steps=4"), ("--a=b=out", "--a=b=own"), ("", ""), ("--x=", "--x="),
-        ("\0out", "\0out"),
+        ("out", True), ("./out/", True), ("--output_dir=out", True), ("out2", False), ("--steps=4", False),
+        ("--a=b=out", True), ("", False), ("--x=", False), ("\0out", False),
     ],
 )  # fmt: skip
 def test_only_the_output_directory_is_redirected(
-    word: str, expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    word: str, redirects: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """However the script's argument spells it."""
     monkeypatch.chdir(tmp_path)
-    assert redirected(word, [os.path.realpath("out")], Path("own")) == expected
+    out = Path(os.path.realpath("out"))
+    name, sign, _ = word.rpartition("=")
+    expected = f"{name}{sign}/own{out}" if redirects else word
+    assert redirected(word, [out], Path("/own")) == expected
+
+
+def test_folders_around_outputs_are_the_runs_if_nothing_in_them_is_older(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A folder with data that the script reads is not redirected, nor is the working directory."""
+    monkeypatch.chdir(tmp_path)
+    for path in ("mine/sft", "mine/grpo", "data/run/out"):
+        (tmp_path / path).mkdir(parents=True)
+    (tmp_path / "data" / "prompts").touch()
+    os.utime(tmp_path / "data" / "prompts", (1000, 1000))
+    found = made_by_run(["mine/sft", "mine/grpo", "data/run/out"], began=2000.0)
+    expected = ("mine/sft", "mine/grpo", "data/run/out", "mine", "data/run")
+    assert set(found) == {tmp_path.resolve() / path for path in expected}
