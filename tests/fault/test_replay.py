@@ -92,7 +92,7 @@ def test_a_step_is_equal_until_a_weight_of_its_checkpoint_is_flipped(runs: Runs,
 
 
 @pytest.mark.full
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1500)
 def test_twenty_steps_of_a_run_with_two_recoveries_are_equal(runs: Runs, tmp_path: Path) -> None:
     """Steps at random, also those that were done twice."""
     kills = ("--inject", "kill@rank1:step7", "--inject", "kill@rank0:step18")
