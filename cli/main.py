@@ -31,6 +31,7 @@ COMMANDS = {
     "stop": "ask a run to save a checkpoint and stop",
     "save": "ask a run to save a checkpoint at the next step",
     "checkpoints": "list, verify or prune checkpoints",
+    "replay": "do a step of a run again, and compare it with what the run has recorded",
     "demo": "train the arithmetic recipe, kill a rank, recover, and write the report",
     "completion": "print what lets bash, zsh or fish complete commands, options and runs",
     **feature_command.COMMANDS,

@@ -19,6 +19,8 @@
       memory_facts.json       what decides how the last `train()` call could use less memory
       ledger/rank0.jsonl      prompts and lengths of what a rank has generated
       completions/rank0.jsonl  the last completions of a rank, with `--log-completions`
+      steps/rank0.jsonl       what a rank has computed in each step, with `--keep-every`
+      replay/                 what `grpo-run replay` runs, until it has compared
 
 The supervisor owns the directory and holds the lock; commands that display a run only read. Checkpoints are
 not here: they stay in the script's `output_dir`.
@@ -90,6 +92,8 @@ class RunDirectory:
     log = _Inside("supervisor.jsonl")
     board = _Inside("board.mmap")
     completions = _Inside("completions")
+    steps = _Inside("steps")
+    replay = _Inside("replay")
     run_json = _Inside("run.json")
     lock = _Inside("lock")
     host_memory = _Inside("host_memory.mmap")

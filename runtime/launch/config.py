@@ -195,6 +195,12 @@ class RunOptions:
         " against the cost of a fault (default: auto)",
     )  # fmt: skip
     """Optimizer steps between snapshots in memory; None to choose the interval at run time, 0 for never."""
+    keep_every: int = option(
+        0, "--keep-every", group=OptionGroup.training, metavar="STEPS", kind=int,
+        help="keep a checkpoint every so many steps, which is not deleted, and record every step, so that"
+        " `grpo-run replay` can do a step again and compare it; 0 for none",
+    )  # fmt: skip
+    """Optimizer steps between checkpoints that are not deleted; 0 for none."""
     cleanup_every: int = option(
         10, "--cleanup-every", group=OptionGroup.training, metavar="STEPS", kind=int,
         help="steps after which to consider collecting garbage and releasing cached GPU memory, at the same"
@@ -205,6 +211,8 @@ class RunOptions:
     def __post_init__(self) -> None:
         if self.cleanup_every < 0:
             raise ConfigError(f"--cleanup-every must be 0 (never) or more, not {self.cleanup_every}")
+        if self.keep_every < 0:
+            raise ConfigError(f"--keep-every must be 0 (none) or more, not {self.keep_every}")
         if self.snapshot_every is not None and self.snapshot_every < 0:
             raise ConfigError(
                 f"--snapshot-every must be 0 (never), 1 or more, or auto, not {self.snapshot_every}"
@@ -242,6 +250,8 @@ class RunConfig(RunOptions):
     """Bounds of the hang detector's deadlines."""
     snapshot_directory: PathText | None = None
     """Staging directory on a file system in memory; None to write checkpoints directly to disk."""
+    output_root: PathText | None = None
+    """In which calls write, whatever output directories the script names; None for these (a replay)."""
     features: dict[str, dict[str, Any]] = field(default_factory=dict)
     """Settings of features that the user has given, as JSON values, by the feature's name; see `of`."""
     expected_distributed_type: str | None = None

@@ -126,6 +126,7 @@ def configure(request: RunRequest) -> PreparedLaunch:
         timeouts=values.timeouts(request.timeouts, handler_seconds(elastic)),
         deadlines=values.deadlines(request.deadlines),
         starts_over=request.starts_over or location.starts_over,
+        output_root=request.output_root,
         features={one.NAME: to_json(one) for one in request.features},
         expected_distributed_type=ranks.expected_distributed_type,
         shown_ranks=values.shown_ranks(launch.show_ranks, request.output, world_size)

@@ -87,6 +87,7 @@ class RunRequest:
         output: how the output of shown ranks is shown.
         typed: the words of the command, which `grpo-run resume` starts again; None without a command.
         starts_over: how many runs before this one could not be resumed, for a new run that follows them.
+        output_root: in which calls write, whatever output directories the script names; None for these.
     """
 
     target: str
@@ -101,6 +102,7 @@ class RunRequest:
     output: Output = Output.lines
     typed: tuple[str, ...] | None = field(default=None, repr=False)
     starts_over: int = 0
+    output_root: Path | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

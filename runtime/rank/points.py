@@ -46,6 +46,7 @@ class CallPoints:
         facts: of the trainer.
         hooks: closed when the call ends.
         models: the torch modules that it trains.
+        optimizers: of a loop; those of a trainer are its own.
         leave_loop: ends a loop after the present step, on this rank alone; None for a `train()` call.
         step_begins: called when the batches of a step have been read, and the random generators are set.
         forward_passes: called before each forward pass of the trainer's model with its keyword arguments,
@@ -53,6 +54,8 @@ class CallPoints:
         logged: called with the known numbers that the script logs of a step of a loop.
         step_ends: called when the optimizer has taken a step, before the ranks vote on it.
         votes_begin: called when the ranks have begun to vote on a step, for what may take longer.
+        steps_over: called when everything of a step is done and logged, before what is due is saved. The vote
+            on it may be in progress.
         optimized: whether an optimizer has taken a step in the loop's step that ends.
         alarm: set by a feature at the end of a step to end the attempt: the ranks agree on it in the vote
             of the step, and all leave before the next optimizer step and before any save.
@@ -65,12 +68,14 @@ class CallPoints:
     facts: TrainerFacts | None = None
     hooks: ExitStack
     models: Iterable[Any] = ()
+    optimizers: Iterable[Any] = ()
     leave_loop: Callable[[], None] | None = None
     step_begins: list[Step] = field(default_factory=list)
     forward_passes: list[Callable[[Mapping[str, Any]], None]] = field(default_factory=list)
     logged: list[Callable[[Mapping[str, float]], None]] = field(default_factory=list)
     step_ends: list[Step] = field(default_factory=list)
     votes_begin: list[Step] = field(default_factory=list)
+    steps_over: list[Step] = field(default_factory=list)
     optimized: bool = True
     alarm: Alarm | None = None
     states: list[HasState] = field(default_factory=list)

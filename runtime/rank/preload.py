@@ -71,7 +71,8 @@ def import_trainers() -> None:
     import grpo_run.runtime.rank.gloo_transport
     import grpo_run.runtime.rank.hooks.train_call
     import grpo_run.runtime.rank.loops.steps
-    import grpo_run.runtime.rank.saving.snapshots  # noqa: F401
+    import grpo_run.runtime.rank.saving.snapshots
+    import grpo_run.runtime.rank.tensor_digests  # noqa: F401
 
     # accelerate imports DeepSpeed, if it is installed, at the first generation of every rank, also after a
     # recovery: 425 modules, about 0.45 s. DeepSpeed looks for an accelerator at import, so it is left to the

@@ -1,8 +1,7 @@
-"""Digests of tensors, and which ranks differ by them.
+"""Which ranks differ, by the digests of tensors that they hold in common.
 
-A digest is the sum of a tensor's bits, read as integers, modulo 2**64: it does not depend on the order of
-additions, and a flipped bit changes it always. Tensors that are spread over ranks have no second copy and are
-left out. Used by `rank.py`. Does not communicate.
+Tensors that are spread over ranks have no second copy and are left out. The digests are those of
+`runtime/rank/tensor_digests.py`. Used by `rank.py`. Does not communicate.
 """
 
 from __future__ import annotations
@@ -14,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from grpo_run.runtime.rank.tensor_digests import bits_of
 from grpo_run.runtime.rank.vote import from_bits, to_bits
 
 MOST_PARTS = 4096
@@ -46,23 +46,6 @@ def tensors_in_common(models: Iterable[Any], optimizers: Iterable[Any]) -> Itera
                         yield f"{key} of {prefix}{name}", value
 
 
-def digests(tensors: Sequence[Any]) -> list[int]:
-    """Return the digest of each tensor. Waits for their devices, once for each."""
-    import torch
-
-    sums: dict[Any, list[tuple[int, Any]]] = {}
-    with torch.no_grad():
-        for position, tensor in enumerate(tensors):
-            total = _bits(tensor).sum(dtype=torch.int64)
-            sums.setdefault(total.device, []).append((position, total))
-        found = [0] * len(tensors)
-        for parts in sums.values():
-            values = torch.stack([total for _, total in parts]).tolist()
-            for (position, _), value in zip(parts, values, strict=True):
-                found[position] = value
-    return found
-
-
 def combined(values: Sequence[int]) -> int:
     """Return one number of 63 bits for several digests."""
     packed = struct.pack(f"<{len(values)}q", *values)
@@ -87,7 +70,7 @@ def differing_element(tensor: Any, gather: Gather) -> tuple[int, tuple[int, ...]
     import torch
 
     with torch.no_grad():
-        bits = _bits(tensor)
+        bits = bits_of(tensor)
         length = -(-bits.numel() // MOST_PARTS)
         sums = [int(part.sum(dtype=torch.int64)) for part in bits.split(length)]
         columns = zip(*gather(sums), strict=True)
@@ -126,17 +109,6 @@ def _distance(first: float, second: float) -> float:
 def _spread(bits: Sequence[int]) -> float:
     values = [from_bits(one) for one in bits]
     return max(_distance(values[0], value) for value in values)
-
-
-def _bits(tensor: Any) -> Any:
-    """Return the elements of a tensor as integers of the same bits."""
-    import torch
-
-    integers = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-    flat = tensor.detach().reshape(-1)
-    if flat.is_complex():
-        flat = torch.view_as_real(flat).reshape(-1)
-    return flat.view(integers[flat.element_size()])
 
 
 def _is_spread(tensor: Any) -> bool:

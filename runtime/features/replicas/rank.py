@@ -14,7 +14,6 @@ from typing import Any
 from grpo_run.runtime.features.replicas._digests import (
     combined,
     differing_element,
-    digests,
     element,
     far_from,
     minority,
@@ -24,6 +23,7 @@ from grpo_run.runtime.features.replicas.events import ReplicaNamed, ReplicasComp
 from grpo_run.runtime.features.replicas.settings import Difference, RankReplicas, ReplicaSettings
 from grpo_run.runtime.rank.points import CallPoints, RankFeature
 from grpo_run.runtime.rank.session import Session
+from grpo_run.runtime.rank.tensor_digests import digests
 from grpo_run.runtime.rank.trainer_facts import REPLICATED
 from grpo_run.watchdog.causes import Cause
 from grpo_run.watchdog.observation import Alarm

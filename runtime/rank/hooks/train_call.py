@@ -118,7 +118,7 @@ def run_train_call(
     session = guard.session
     chosen = str(trainer.args.output_dir)
     script_argument = request.script_argument(session.config, chosen, script_argument)
-    trainer.args.output_dir = request.output_directory(session.config, chosen)
+    trainer.args.output_dir = guard.output_directory(chosen)
     call = guard.begin_call(type(trainer).__qualname__, trainer.args.output_dir)
     facts = TrainerFacts.of(trainer, session.world_size)
     publish_facts(trainer, facts, session)

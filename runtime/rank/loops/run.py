@@ -31,7 +31,7 @@ from grpo_run.runtime.rank.loops._rank_state import LoadedRankState
 from grpo_run.runtime.rank.loops._state import LoopState
 from grpo_run.runtime.rank.loops.data_position import DataPosition
 from grpo_run.runtime.rank.points import CallPoints
-from grpo_run.runtime.rank.resuming.request import ResumeChoice, output_directory
+from grpo_run.runtime.rank.resuming.request import ResumeChoice
 from grpo_run.runtime.rank.saving.contents import CheckpointContents
 from grpo_run.runtime.rank.saving.saver import Saver
 from grpo_run.runtime.rank.session import LeftLoop, Session
@@ -153,7 +153,7 @@ class SupervisedLoop:
 
     def _begin(self, output_dir: str | os.PathLike[str], save_total_limit: int | None) -> None:
         session, guard = self._session, self._guard
-        call = guard.begin_call(LOOP, output_directory(session.config, os.fspath(output_dir)))
+        call = guard.begin_call(LOOP, guard.output_directory(os.fspath(output_dir)))
         facts = CallFacts(
             parameters=self._state.named_shapes() if session.is_main else (), settings=self._digest()
         )
@@ -165,6 +165,7 @@ class SupervisedLoop:
         self._points = CallPoints(
             train_call=self._call.ordinal,
             models=self._state.modules.values(),
+            optimizers=self._state.optimizers.values(),
             hooks=self._hooks,
             leave_loop=self._leave_early,
         )

@@ -44,6 +44,7 @@ class Cadence:
 
     Args:
         every: steps between snapshots; None to choose from measured costs, 0 for never.
+        keep_every: steps between snapshots that are kept; 0 for never.
         failure_seconds: mean time between failures of this run.
         notify: called with the chosen interval in steps, the cost of a snapshot and the duration of a step,
             both in seconds, when the interval is chosen and when it has changed by a factor of two.
@@ -54,11 +55,13 @@ class Cadence:
         self,
         every: int | None,
         *,
+        keep_every: int = 0,
         failure_seconds: float,
         notify: Callable[[int, float, float], None],
         clock: Callable[[], float],
     ) -> None:
         self._every = every
+        self._keep_every = keep_every
         self._failure_seconds = failure_seconds
         self._notify = notify
         self._clock = clock
@@ -89,9 +92,9 @@ class Cadence:
             required: the snapshot of a stop, of the user or of the last step.
             kept: the user has asked for it.
         """
-        self.due = self.fixed(step) or agreed or required
-        self.required = required
-        self.kept = kept
+        self.kept = kept or bool(self._keep_every and step % self._keep_every == 0)
+        self.required = required or self.kept
+        self.due = self.fixed(step) or agreed or self.required
 
     def done(self) -> None:
         """Record that what was due after the step was taken, or was not possible."""

@@ -86,6 +86,7 @@ class Saver:
         self._snapshots = snapshots
         self.cadence = Cadence(
             session.config.snapshot_every if snapshots is not None else 0,
+            keep_every=session.config.keep_every,
             failure_seconds=session.settings.failure_seconds,
             notify=self._report_interval,
             clock=time.monotonic,

@@ -170,6 +170,8 @@ class StepEvents:
         Raises:
             Stopped: all ranks have agreed to stop.
         """
+        for over in self._points.steps_over:
+            over(self._session.slot.step)
         self._saver.after_step()
 
     def call_ends(self) -> None:

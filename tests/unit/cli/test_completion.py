@@ -29,6 +29,7 @@ printf "%s\\n" "${COMPREPLY[@]}"'
 """
 TAKE_A_RUN = {
     "resume", "status", "logs", "serve", "top", "report", "trace", "stop", "save", "checkpoints", "ledger",
+    "replay",
 }  # fmt: skip
 Offered = Callable[..., list[str]]
 
@@ -62,7 +63,7 @@ def test_shells_complete_commands_options_and_runs(offered: Offered, here: Path)
     """Of the commands' own declarations; a run is one of `runs/`."""
     for name in ("night-1", "noon-2"):
         (here / "runs" / name).mkdir(parents=True)
-    assert set(offered("re")) == {"report", "resume"}
+    assert set(offered("re")) == {"replay", "report", "resume"}
     assert set(offered("")) == {*COMMANDS, "help"}
     assert set(offered("help", "lo")) == {"logs"}
     assert set(offered("logs", "--fo")) == {"--follow"}

@@ -12,12 +12,12 @@ from support.vote_groups import run_ranks, thread_votes
 from grpo_run.runtime.features.replicas._digests import (
     combined,
     differing_element,
-    digests,
     element,
     far_from,
     minority,
     tensors_in_common,
 )
+from grpo_run.runtime.rank.tensor_digests import digests
 from grpo_run.runtime.rank.vote import from_bits, to_bits
 
 TYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.int8, torch.complex64]

@@ -61,6 +61,21 @@ def test_a_fixed_interval_uses_multiples_of_n(every: int | None) -> None:
     assert (run.advance(20) == ([], [])) is (every is not None)
 
 
+@pytest.mark.parametrize("keep_every", [0, 3])
+def test_kept_snapshots_are_required_and_nothing_else_changes(keep_every: int) -> None:
+    """Beside the interval of the others, which may be none."""
+    cadence = Cadence(
+        0, keep_every=keep_every, failure_seconds=1.0, notify=lambda *given: None, clock=lambda: 0
+    )
+    found = []
+    for step in range(1, 8):
+        cadence.decide(step, agreed=False)
+        assert cadence.due == cadence.required == cadence.kept
+        found += [step] if cadence.kept else []
+        cadence.done()
+    assert found == ([3, 6] if keep_every else [])
+
+
 def test_after_two_snapshots_the_interval_is_optimal() -> None:
     """Sqrt(2 * 10 s * 2000 s) is 200 s: 20 steps between a snapshot and the next request."""
     run = Run(first_step=100)

@@ -1,0 +1,435 @@
+"""`grpo-run replay RUN --step N`: do a step of a run again, and compare it with what the run has recorded.
+
+Links the newest checkpoint before the step into a folder of its own, launches the recorded command there, and
+lets it train to the step (`runtime/features/replay/` ends it). Nothing of the run is written, except this
+folder in its run directory, which is removed again. Says what was compared, or the first thing that differs.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from argparse import Namespace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from grpo_run.cli.command_parser import CommandParser
+from grpo_run.cli.launching.command import parse
+from grpo_run.cli.resume import launch_words
+from grpo_run.cli.which_run import which_run
+from grpo_run.runtime.checkpoints.digests import verify_digests
+from grpo_run.runtime.checkpoints.manifest import MANIFEST
+from grpo_run.runtime.checkpoints.search import (
+    FoundCheckpoint,
+    directories_of_run,
+    find_checkpoints,
+    place_within,
+)
+from grpo_run.runtime.errors import EXIT_STOPPED, CheckpointError, UsageError
+from grpo_run.runtime.history import step_records
+from grpo_run.runtime.history.events import ResumeChosen, StepLogged
+from grpo_run.runtime.history.history import History
+from grpo_run.runtime.history.reader import read_journal
+from grpo_run.runtime.history.run_directory import RunDirectory
+from grpo_run.runtime.history.step_records import Difference
+from grpo_run.runtime.launch.imported_files import digests as file_digests
+from grpo_run.runtime.launch.imported_files import read_record
+from grpo_run.runtime.launch.inputs import Inputs
+from grpo_run.runtime.launching.display import LineDisplay
+from grpo_run.runtime.launching.reading import run_reader
+from grpo_run.runtime.launching.request import RunRequest
+from grpo_run.runtime.registry import forget, registry_folder
+from grpo_run.watchdog.rank_metrics import LOGGED_FIELDS
+from grpo_run.watchdog.text import counted
+
+EXIT_DIFFERENT = 1
+NOT_AGAIN = frozenset({
+    "--inject", "--on-end", "--notify", "--heartbeat-url", "--keep-every", "--on-resume-failure",
+    "--require-resume", "--resume-from", "--snapshot-every", "--snapshot-dir", "--metrics-addr",
+    "--max-restarts", "--run-dir", "--run-id", "--master-port", "--master_port", "--rdzv-endpoint",
+    "--rdzv_endpoint", "--rdzv-id", "--rdzv_id", "--log-dir", "--log_dir", "--log-completions",
+})  # fmt: skip
+"""Options of the run that would make a replay another run, tell somebody, or meet the run itself."""
+OWN = ("--snapshot-every", "0", "--snapshot-dir", "off", "--metrics-addr", "off", "--max-restarts", "0")
+WAITS = (
+    "--vote-timeout",
+    "3600",
+    "--deadline-floor",
+    "4000",
+    "--deadline-first",
+    "4000",
+    "--deadline-ceiling",
+    "4000",
+)
+"""For a user who looks at a step for up to an hour."""
+TRACKERS_OFF = {"WANDB_MODE": "disabled", "COMET_MODE": "disabled", "TRACKIO_DISABLED": "1"}
+SHOWN_STEPS = 12
+MOST_NAMES = 4
+
+
+class Quiet(LineDisplay):
+    """Keeps what the replay has to say, for the case that it fails."""
+
+    def __init__(self) -> None:
+        self.said: list[str] = []
+
+    def notify(self, text: str) -> None:
+        """Keep a message."""
+        self.said.append(text)
+
+    def rank_line(self, rank: int, descriptor: int, line: str) -> None:
+        """The output of ranks is in their files."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recorded:
+    """A run that is replayed.
+
+    Attributes:
+        checkpoints: of its calls that lie on disk, newest step first.
+    """
+
+    run: RunDirectory
+    fields: dict[str, Any]
+    history: History
+    checkpoints: tuple[FoundCheckpoint, ...]
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Replay and compare; returns 0 if everything is equal, 1 if something differs."""
+    parser = CommandParser(
+        prog="grpo-run replay",
+        description=(
+            "Train from the newest checkpoint before a step to this step again, in processes and folders of"
+            " its own, and compare with what the run has recorded (see --keep-every of grpo-run launch)."
+        ),
+    )
+    parser.add_run()
+    parser.add_argument("--step", type=int, required=True, metavar="N", help="the last step to do again")
+    parser.add_argument("--rank", type=int, metavar="R", help="compare this rank only (default: all)")
+    parser.add_argument(
+        "--call", type=int, metavar="N", help="number of the train() call (default: the last one)"
+    )
+    parser.add_argument(
+        "--shell", action="store_true", help="ask for Python when the step begins, on rank R (default: 0)"
+    )
+    options = parser.parse_args(arguments)
+    if options.shell and not os.isatty(0):
+        raise UsageError("--shell needs a terminal as standard input")
+    run = RunDirectory(path=which_run(options.run).path.resolve())
+    recorded = _recorded(run)
+    call = options.call or recorded.history.train_call
+    start = _start(recorded, call, options.step)
+    if options.rank is not None and not 0 <= options.rank < start.manifest.world_size:
+        raise UsageError(f"--rank {options.rank}: the run has {start.manifest.world_size} rank(s)")
+    run.replay.mkdir(mode=0o700, exist_ok=True)
+    folder = Path(tempfile.mkdtemp(prefix=f"step-{options.step}-", dir=run.replay))
+    keep = False
+    try:
+        code, keep = _replay(recorded, folder, start, call, options)
+    finally:
+        forget(folder / "run", registry_folder())
+        if not keep:
+            shutil.rmtree(folder, ignore_errors=True)
+            if not any(run.replay.iterdir()):
+                run.replay.rmdir()
+    return code
+
+
+def _recorded(run: RunDirectory) -> Recorded:
+    """Read a run.
+
+    Raises:
+        UsageError: it cannot be launched again.
+    """
+    fields, history = run.read_run(), run_reader(run).history()
+    if fields["typed"] is None:
+        raise UsageError(f"the run in {run.path} was launched by a program, not by a command")
+    if not Path(fields["working_directory"]).is_dir():
+        raise UsageError(
+            f"the run in {run.path} was launched in {fields['working_directory']}, which is gone"
+        )
+    folders = [Path(path) for path in history.calls.output_directories]
+    found = find_checkpoints(*directories_of_run(fields["run_id"], *folders))
+    own = tuple(one for one in found if one.manifest.run_id == fields["run_id"])
+    return Recorded(run=run, fields=fields, history=history, checkpoints=own)
+
+
+def _start(recorded: Recorded, call: int, step: int) -> FoundCheckpoint:
+    """Return the newest undamaged checkpoint of the call before a step.
+
+    Raises:
+        UsageError: there is none, or the run has not reached the step.
+    """
+    history = recorded.history
+    reached = max((one.reached for one in history.calls if one.ordinal == call), default=0)
+    own = [one for one in recorded.checkpoints if one.manifest.train_call.ordinal == call]
+    if step > reached:
+        raise UsageError(f"--step {step}: train() call {call} of the run has reached step {reached}")
+    for one in own:
+        if one.manifest.step >= step:
+            continue
+        try:
+            verify_digests(one.path, one.manifest.files)
+        except CheckpointError as error:
+            print(f"grpo-run: {one.path} is not used: {error}")
+            continue
+        return one
+    raise UsageError(f"--step {step}: {what_is_there([one.manifest.step for one in own], reached)}")
+
+
+def what_is_there(steps: Sequence[int], reached: int) -> str:
+    """Say which steps can be replayed, and how to keep more."""
+    later = sorted({one for one in steps if one < reached})
+    how = "launch with --keep-every STEPS to keep checkpoints to replay from"
+    if not later:
+        return f"no checkpoint before a step of this run is left; {how}"
+    names = ", ".join(str(one) for one in later[:SHOWN_STEPS]) + (", …" if len(later) > SHOWN_STEPS else "")
+    where = f"steps {later[0] + 1} to {reached} can be replayed, from the checkpoints of steps {names}"
+    return f"no undamaged checkpoint before it is left; {where}; {how}"
+
+
+def _request(recorded: Recorded, folder: Path, end: dict[str, Any]) -> RunRequest:
+    """Return the recorded command as a run of its own that ends with a step, as the settings of the feature
+    say."""
+    from grpo_run.cli.launching.options import OptionWords, build_parser
+
+    typed, splitter, words = list(recorded.fields["typed"]), OptionWords(build_parser()), list[str]()
+    rest = launch_words(recorded.run, typed, accept_change=False)
+    while option := splitter.next_option(rest):
+        if option[0].partition("=")[0] not in NOT_AGAIN:
+            words += option
+    run_id = recorded.fields["run_id"]  # what is derived from it stays as it was
+    own = ["--run-dir", str(folder / "run"), "--run-id", run_id, *OWN, *(WAITS if "terminal" in end else ())]
+    request, _ = parse([*words, *own, *rest])
+    if request.torchrun.nnodes not in ("1", "1:1"):
+        raise UsageError("a run over several hosts cannot be replayed")
+    features: list[Any] = list(request.features)
+    for number, one in enumerate(features):
+        if one.NAME == "replay":
+            features[number] = replace(one, **end)
+    began = next((one.time for one in read_journal(recorded.run.journal)), None)
+    outputs = made_by_run(recorded.history.calls.output_directories, began or 0.0)
+    return replace(
+        request,
+        arguments=tuple(redirected(word, outputs, folder / "script") for word in request.arguments),
+        features=tuple(features),
+        output_root=folder / "output",
+        typed=None,
+    )
+
+
+def made_by_run(outputs: Sequence[str], began: float) -> list[Path]:
+    """Return output directories, and the folders around them in which nothing is older than the run.
+
+    Args:
+        began: in seconds since the epoch.
+    """
+    found, here = dict.fromkeys(Path(os.path.realpath(path)) for path in outputs), Path.cwd()
+    for output in list(found):
+        for folder in output.parents:
+            if here.is_relative_to(folder) or _holds_older(folder, began):
+                break
+            found[folder] = None
+    return list(found)
+
+
+def _holds_older(folder: Path, time: float) -> bool:
+    try:
+        return any(one.lstat().st_mtime < time for one in folder.iterdir())
+    except OSError:
+        return True
+
+
+def redirected(word: str, directories: Sequence[Path], root: Path) -> str:
+    """Return an argument of the script that names a folder below `root` if it names one of these."""
+    name, sign, value = word.rpartition("=")
+    if "\0" in value or not value or (path := Path(os.path.realpath(value))) not in directories:
+        return word
+    # folders that lie in one another still do
+    return f"{name}{sign}{root / path.relative_to('/')}"
+
+
+def _place(recorded: Recorded, start: FoundCheckpoint, root: Path) -> None:
+    """Link the checkpoint, and the ends of earlier calls, to where the calls of the replay find them."""
+    call = start.manifest.train_call.ordinal
+    for one in recorded.checkpoints:
+        ordinal = one.manifest.train_call.ordinal
+        if one is start or (one.manifest.finished and ordinal < call):
+            target = root / f"call-{ordinal}" / place_within(one.path)
+            for file in (one.path / name for name in (*one.manifest.files, MANIFEST)):
+                place = target / file.relative_to(one.path)
+                place.parent.mkdir(parents=True, exist_ok=True)
+                try:
+                    os.link(file, place)
+                except OSError:  # another file system, or one without links
+                    _copy(file, place)
+
+
+def _copy(file: Path, place: Path) -> None:
+    try:
+        shutil.copyfile(file, place)
+    except OSError as error:
+        raise UsageError(f"{file} cannot be copied ({error.strerror}): repeat the command") from error
+
+
+def _changed_files(recorded: Recorded) -> list[str]:
+    """Return the files of the user that have changed since the run."""
+    inputs, folder = Inputs.from_json(recorded.fields.get("inputs")), Path.cwd()
+    files = {**(inputs.files if inputs else {}), **read_record(recorded.run.imports)}
+    now = file_digests(files, folder)
+    return [name for name, digest in files.items() if now.get(name) != digest]
+
+
+def _replay(
+    recorded: Recorded, folder: Path, start: FoundCheckpoint, call: int, options: Namespace
+) -> tuple[int, bool]:
+    """Launch, compare and print; return the exit code, and whether the folder is to stay."""
+    from grpo_run.runtime.launching.launch import launch
+
+    first, step = start.manifest.step, options.step
+    os.chdir(recorded.fields["working_directory"])
+    inputs = Inputs.from_json(recorded.fields.get("inputs")) or Inputs()
+    os.environ.update({**inputs.variables, **TRACKERS_OFF})
+    for name in _changed_files(recorded)[:MOST_NAMES]:
+        print(f"grpo-run: {name} has changed since the run")
+    end: dict[str, Any] = {"train_call": call, "last_step": step}
+    if options.shell:
+        end |= {"terminal": os.ttyname(0), "shell_rank": options.rank or 0}
+    request = _request(recorded, folder, end)
+    _place(recorded, start, folder / "output")
+    print(f"grpo-run: replaying steps {first + 1} to {step} from {start.path}", flush=True)
+    display = Quiet()
+    result = launch(request, display)
+    again = RunDirectory(path=folder / "run")
+    events = list(read_journal(again.journal))
+    resumed = [one.step for one in events if isinstance(one, ResumeChosen) and one.train_call == call]
+    if result.exit_code == EXIT_STOPPED:
+        return EXIT_STOPPED, False
+    if result.exit_code != 0 or resumed != [first]:
+        said = display.said[-3:] if result.exit_code else [f"it did not resume from step {first}"]
+        print(f"grpo-run: the replay failed; its files stay in {folder}:", *said, sep="\n  ")
+        return result.exit_code or EXIT_DIFFERENT, True
+    compared, last, found = compare(recorded, again, call, first, step, options.rank)
+    if found is not None:
+        print(
+            f"step {found[0]} differs: {found[1].name}: recorded {found[1].recorded},"
+            f" replayed {found[1].replayed}"
+        )
+        return EXIT_DIFFERENT, False
+    if last > first:
+        print(f"step {last} is equal: {', '.join(compared)}")
+    if last < step:
+        raise UsageError(
+            f"the run has recorded nothing of step {step} to compare with: launch with --keep-every STEPS"
+        )
+    return 0, False
+
+
+def compare(
+    recorded: Recorded, again: RunDirectory, call: int, first: int, step: int, rank: int | None
+) -> tuple[list[str], int, tuple[int, Difference] | None]:
+    """Return what was compared, in words, the last step that was, and the first difference with its step."""
+    run, compared, found = recorded.run, list[str](), list[tuple[int, int, Difference]]()
+    steps = range(first, step + 1)
+    both, tensors, samples, records = set[int](), 0, 0, dict[int, step_records.Records]()
+    for one in step_records.ranks(again.steps):
+        if rank is not None and one != rank:
+            continue
+        before = step_records.read(run.steps, one)
+        records[one] = after = step_records.read(again.steps, one)
+        for number in steps:
+            ours, theirs = before.get((call, number)), after.get((call, number))
+            if ours is None or theirs is None:
+                continue
+            both.add(number)
+            tensors = max(tensors, len(ours.tensors()))
+            samples += len(ours.samples) if number > first else 0
+            difference = step_records.first_difference(ours, theirs)
+            if difference is not None:
+                who = msgspec.structs.replace(difference, name=f"{difference.name} on rank {one}")
+                found.append((number, one, who))
+    if both:
+        compared.append(
+            f"loss, gradient norm, {counted(samples, 'sample')} with rewards and"
+            f" {counted(tensors, 'tensor')} after {counted(len(both), 'step')} on"
+            f" {counted(len(records), 'rank')}"
+        )
+    if rank in (None, 0):
+        logged, more = _logged(run, again, call, steps)
+        found += [(number, 0, difference) for number, difference in more]
+        if logged:
+            both.update(logged)
+            compared.append(f"what was logged of {counted(len(logged), 'step')}")
+        number_of, difference = _saved(recorded, call, step, records.get(0, {}).get((call, step)))
+        if difference is not None:
+            found.append((step, 0, difference))
+        if number_of:
+            both.add(step)
+            compared.append(f"{counted(number_of, 'tensor')} of the checkpoint of step {step}")
+    last = max(both, default=first)
+    if not found:
+        return compared, last, None
+    number, _, difference = min(found, key=lambda one: (one[0], one[2].place, one[1]))
+    return compared, last, (number, difference)
+
+
+def _logged(
+    run: RunDirectory, again: RunDirectory, call: int, steps: range
+) -> tuple[list[int], list[tuple[int, Difference]]]:
+    """Compare what was logged after the first of these steps; return of which, and what differs."""
+    before, after = (_lines(one, call) for one in (run, again))
+    found, both = [], [number for number in steps[1:] if number in before and number in after]
+    for number in both:
+        for name in (*LOGGED_FIELDS, "reward_functions"):
+            ours, theirs = (repr(getattr(one[number], name)) for one in (before, after))
+            if ours != theirs:
+                found.append((number, Difference(f"logged {name}", ours, theirs, step_records.LOGGED)))
+    return both, found
+
+
+def _lines(run: RunDirectory, call: int) -> dict[int, StepLogged]:
+    return {
+        one.step: one
+        for one in read_journal(run.journal)
+        if isinstance(one, StepLogged) and one.train_call == call and one.step is not None
+    }
+
+
+def _saved(
+    recorded: Recorded, call: int, step: int, replayed: step_records.StepRecord | None
+) -> tuple[int, Difference | None]:
+    """Compare the weights of the run's checkpoint of the step; return of how many tensors, and what differs.
+
+    Those of a layout that spreads weights over ranks are not compared.
+    """
+    from safetensors import safe_open
+
+    from grpo_run.runtime.rank.tensor_digests import digests
+
+    same = [
+        one
+        for one in recorded.checkpoints
+        if (one.manifest.train_call.ordinal, one.manifest.step, one.manifest.layout) == (call, step, "ddp")
+    ]
+    if replayed is None or not same:
+        return 0, None
+    tensors, count = replayed.tensors(), 0
+    for file in sorted(same[0].path.glob("*.safetensors")):
+        with safe_open(file, framework="pt") as content:
+            for name in content.keys():  # noqa: SIM118 - not a mapping
+                if name not in tensors:
+                    continue
+                count += 1
+                digest = f"{digests([content.get_tensor(name)])[0] & step_records.UNSIGNED:016x}"
+                if digest != tensors[name]:
+                    where = f"tensor {name} of {same[0].path.name}"
+                    return count, Difference(
+                        where, f"digest {digest}", f"digest {tensors[name]}", step_records.SAVED
+                    )
+    return count, None

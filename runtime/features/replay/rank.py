@@ -1,0 +1,210 @@
+"""Replay in a rank: record what a step computes, and end a replay after its last step.
+
+A run without `--keep-every` is not touched. A file that cannot be written ends the recording, never the
+training. The loss is read from what `training_step` returns, and the gradient norm from what
+`clip_grad_norm_` does; a loop gives both to `loop.log`.
+"""
+
+from __future__ import annotations
+
+import os
+import zlib
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NoReturn
+
+import msgspec
+
+from grpo_run.runtime.features.replay._prompt import interact
+from grpo_run.runtime.features.replay.settings import ReplaySettings
+from grpo_run.runtime.history.run_directory import RunDirectory
+from grpo_run.runtime.history.step_records import UNSIGNED, Sample, StepRecord, append
+from grpo_run.runtime.rank.output import flush_output
+from grpo_run.runtime.rank.points import CallPoints, RankFeature, RolloutPoints
+from grpo_run.runtime.rank.session import Session
+from grpo_run.runtime.rank.tensor_digests import digests, tensors_of_rank
+from grpo_run.runtime.upstream import tensor_files
+from grpo_run.runtime.upstream.patches import override_attributes
+from grpo_run.watchdog.observation import RankState
+
+OWN_CALLBACKS = "transformers.integrations"
+"""The module of the callbacks of trackers."""
+
+
+class StepRecorder:
+    """Records the steps of one call on this rank.
+
+    Args:
+        replay: of the run.
+    """
+
+    def __init__(self, session: Session, points: CallPoints, replay: ReplaySettings) -> None:
+        self._session, self._points, self._replay = session, points, replay
+        self._last_step = replay.last_step if replay.train_call == points.train_call else 0
+        self._replays = self._starts = bool(replay.last_step)
+        self._file = RunDirectory(path=session.config.run_directory).steps / f"rank{session.rank}.jsonl"
+        self._names: list[str] | None = None
+        self._failed = False
+        self._samples: list[Sample] = []
+        self._losses: list[Any] = []
+        self._norm: Any = None
+
+    def begin_step(self, step: int) -> None:
+        """Record what a replay has loaded, before its first step."""
+        if self._starts:
+            self._starts = False
+            self._write(step - 1, starts=True)
+        if step == self._last_step and self._replay.terminal:
+            self._ask(step)
+
+    def _ask(self, step: int) -> None:
+        """Let the user look at the call on one rank; the others wait as for a vote. Collective."""
+        session, points = self._session, self._points
+        if session.rank == self._replay.shell_rank:
+            names = {"trainer": points.trainer, "models": list(points.models), "step": step}
+            names["optimizers"] = list(self._optimizers())
+            banner = f"Step {step} begins on rank {session.rank}: {', '.join(names)}. Ctrl-D goes on."
+            interact(self._replay.terminal, names, banner)
+        session.votes.collect()
+        session.votes.gather([step])
+
+    def note_rewards(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Note the rows of a rollout with their rewards; those of an evaluation are left out."""
+        rewards, trainer = original(*args, **kwargs), self._points.trainer
+        if trainer.model.training and len(args) >= 4 and hasattr(rewards, "shape"):
+            _, prompts, _, tokens = args[:4]
+            first = self._session.rank * len(prompts)
+            table = rewards[first : first + len(prompts)].tolist()
+            names = list(getattr(trainer, "reward_func_names", ()))
+            for prompt, completion, values in zip(prompts, tokens, table, strict=False):
+                named = {name: value.hex() for name, value in zip(names, values, strict=False)}
+                self._samples.append(Sample(_digest(prompt), _digest(list(completion)), named))
+        return rewards
+
+    def note_logged(self, values: Mapping[str, float]) -> None:
+        """Note what a loop logs of the step."""
+        if "loss" in values:
+            self._losses = [values["loss"]]
+        self._norm = values.get("grad_norm", self._norm)
+
+    def note_steps(self, trainer: Any) -> None:
+        """Read losses and gradient norms of a trainer until the call ends."""
+        training_step, clip = trainer.training_step, trainer.accelerator.clip_grad_norm_
+
+        def step(*args: Any, **kwargs: Any) -> Any:
+            loss = training_step(*args, **kwargs)
+            self._losses.append(loss)
+            return loss
+
+        def clip_and_note(*args: Any, **kwargs: Any) -> Any:
+            self._norm = clip(*args, **kwargs)
+            return self._norm
+
+        hooks = self._points.hooks
+        hooks.enter_context(override_attributes(trainer, training_step=step))
+        hooks.enter_context(override_attributes(trainer.accelerator, clip_grad_norm_=clip_and_note))
+
+    def end_step(self, step: int) -> None:
+        """Record the step."""
+        self._write(step)
+        self._samples, self._losses, self._norm = [], [], None
+        if self._replays:
+            self._points.alarm = None  # the run has gone on, or has recorded why it has not
+
+    def step_over(self, step: int) -> None:
+        """End the rank after the last step of a replay. Collective then."""
+        if step == self._last_step:
+            self._session.votes.collect()
+            self._session.votes.gather([step])  # all ranks have written
+            _end(self._session)
+
+    def _write(self, step: int, *, starts: bool = False) -> None:
+        if self._failed:
+            return
+        held = list(tensors_of_rank(self._points.models, self._optimizers()))
+        names, values = [name for name, _ in held], digests([tensor for _, tensor in held])
+        record = StepRecord(
+            train_call=self._points.train_call,
+            step=step,
+            samples=[] if starts else self._samples,
+            loss=_hex(self._losses),
+            grad_norm=_hex([] if self._norm is None else [self._norm]),
+            names=None if names == self._names else names,
+            digests="".join(f"{value & UNSIGNED:016x}" for value in values),
+            starts=starts,
+        )
+        self._names = names
+        try:
+            if append(self._file, record):
+                self._names = None
+        except OSError as error:
+            self._failed = True
+            self._session.warn_in_journal(f"steps are no longer recorded: {error}")
+
+    def _optimizers(self) -> Iterable[Any]:
+        trainer = self._points.trainer
+        if trainer is not None:
+            return () if trainer.optimizer is None else (trainer.optimizer,)
+        return self._points.optimizers
+
+
+def _hex(values: list[Any]) -> str | None:
+    """Return every bit of a sum of numbers."""
+    if not values:
+        return None
+    return float(sum(float(tensor_files.local_part(value)) for value in values)).hex()
+
+
+def _digest(value: Any) -> str:
+    content = msgspec.json.encode(value, enc_hook=repr)
+    return f"{zlib.crc32(content):08x}"
+
+
+def _end(session: Session) -> NoReturn:
+    """End the rank: what the script does after its training is no part of a replay."""
+    session.slot.state = RankState.done
+    session.slot.publish()
+    flush_output()
+    os._exit(0)
+
+
+def _leave_out(trainer: Any) -> None:
+    """Leave out what a replay must not do again: trackers, uploads, and the script's saves."""
+    arguments = trainer.args
+    arguments.push_to_hub = False
+    arguments.save_strategy = type(arguments.save_strategy)("no")
+    for callback in list(trainer.callback_handler.callbacks):
+        if type(callback).__module__.startswith(OWN_CALLBACKS):
+            trainer.remove_callback(callback)
+
+
+class ReplayPart(RankFeature):
+    """Replay at the points of a rank."""
+
+    name = ReplaySettings.NAME
+
+    def __init__(self) -> None:
+        self._recorder: StepRecorder | None = None
+
+    def call(self, session: Session, points: CallPoints) -> None:
+        """Record the steps of a call, if the run keeps checkpoints or is a replay."""
+        replay = session.config.of(ReplaySettings)
+        if not (session.config.keep_every or replay.last_step):
+            self._recorder = None
+            return
+        self._recorder = recorder = StepRecorder(session, points, replay)
+        if points.trainer is not None:
+            recorder.note_steps(points.trainer)
+            if replay.last_step:
+                _leave_out(points.trainer)
+        points.logged.append(recorder.note_logged)
+        points.step_begins.append(recorder.begin_step)
+        points.step_ends.append(recorder.end_step)
+        points.steps_over.append(recorder.step_over)
+
+    def rollouts(self, trainer: Any, session: Session, train_call: int, points: RolloutPoints) -> None:
+        """Note the samples of the call's rollouts."""
+        if self._recorder is not None:
+            points.rewards.append(self._recorder.note_rewards)
+
+
+PART = ReplayPart()

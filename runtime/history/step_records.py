@@ -1,0 +1,151 @@
+"""What a run keeps of each step to compare a replay with: `steps/rank0.jsonl` of its run directory.
+
+Written by each rank with `--keep-every` (`runtime/features/replay/`), and read by `grpo-run replay`, which
+finds the first thing that differs in the order in which a step computes. Numbers are kept as the text of
+`float.hex`, which has every bit. Digests are those of `runtime/rank/tensor_digests.py`. Plain data.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import msgspec
+
+from grpo_run.runtime.files import append_lines
+
+MAX_FILE_BYTES = 64 * 1024 * 1024
+"""At this size a file is begun anew; the old one is kept until the next time."""
+DIGITS = 16
+"""Of the digest of a tensor."""
+UNSIGNED = (1 << 64) - 1
+
+
+class Sample(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One row that this rank has generated: digests of its texts, and its rewards by function."""
+
+    prompt: str
+    completion: str
+    rewards: dict[str, str] = {}
+
+
+class StepRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What one rank has computed in a step.
+
+    Attributes:
+        samples: of the rollouts that were begun in the step.
+        names: of the tensors whose digests follow; None if they are those of the line before.
+        digests: after the step, one after another.
+        starts: nothing was computed: this is what was loaded.
+    """
+
+    train_call: int
+    step: int
+    samples: list[Sample] = []
+    loss: str | None = None
+    grad_norm: str | None = None
+    names: list[str] | None = None
+    digests: str = ""
+    starts: bool = False
+
+    def tensors(self) -> dict[str, str]:
+        """Return the digest of each tensor by its name."""
+        parts = range(0, len(self.digests), DIGITS)
+        return dict(zip(self.names or (), (self.digests[at : at + DIGITS] for at in parts), strict=True))
+
+
+class Difference(msgspec.Struct, frozen=True):
+    """The first thing that differs, and both values.
+
+    Attributes:
+        place: in the order in which a step computes, over all ranks.
+    """
+
+    name: str
+    recorded: str
+    replayed: str
+    place: int = 0
+
+
+SAMPLES, LOSS, GRADIENT, TENSORS, LOGGED, SAVED = range(6)
+"""Places of a step."""
+
+
+Records = dict[tuple[int, int], StepRecord]
+"""By `train()` call and step."""
+
+
+def append(file: Path, record: StepRecord) -> bool:
+    """Append a line; return whether the next one is the first of a new file. Raises OSError."""
+    file.parent.mkdir(mode=0o700, exist_ok=True)
+    if append_lines(file, msgspec.json.encode(record) + b"\n") < MAX_FILE_BYTES:
+        return False
+    file.replace(file.with_suffix(".old"))
+    return True
+
+
+def read(folder: Path, rank: int) -> Records:
+    """Return the records of a rank. Of a step that was done again, the last one counts, as for the run."""
+    found: Records = {}
+    for file in (folder / f"rank{rank}.old", folder / f"rank{rank}.jsonl"):
+        names: list[str] | None = None
+        for record in _lines(file):
+            names = record.names or names
+            found[record.train_call, record.step] = msgspec.structs.replace(record, names=names)
+    return found
+
+
+def _lines(file: Path) -> Iterator[StepRecord]:
+    try:
+        lines = file.read_bytes().splitlines()
+    except FileNotFoundError:
+        return
+    for line in lines:
+        with contextlib.suppress(msgspec.DecodeError):  # a line that a kill has cut
+            yield msgspec.json.decode(line, type=StepRecord)
+
+
+def ranks(folder: Path) -> list[int]:
+    """Return the ranks that have records."""
+    return sorted({int(file.stem[4:]) for file in folder.glob("rank*.jsonl") if file.stem[4:].isdecimal()})
+
+
+def first_difference(recorded: StepRecord, replayed: StepRecord) -> Difference | None:
+    """Return the first thing that differs: samples, their rewards, loss, gradient norm, then tensors.
+
+    What only one of the records has is not compared, except a number of samples.
+    """
+    if not (recorded.starts or replayed.starts):
+        found = _first_sample(recorded.samples, replayed.samples)
+        found = found or _number("loss", recorded.loss, replayed.loss, LOSS)
+        found = found or _number("gradient norm", recorded.grad_norm, replayed.grad_norm, GRADIENT)
+        if found is not None:
+            return found
+    tensors = replayed.tensors()
+    for name, digest in recorded.tensors().items():
+        if tensors.get(name, digest) != digest:
+            return Difference(f"tensor {name}", f"digest {digest}", f"digest {tensors[name]}", TENSORS)
+    return None
+
+
+def _first_sample(recorded: Sequence[Sample], replayed: Sequence[Sample]) -> Difference | None:
+    for number, (ours, theirs) in enumerate(zip(recorded, replayed, strict=False)):
+        for part in ("prompt", "completion"):
+            before, after = getattr(ours, part), getattr(theirs, part)
+            if before != after:
+                return Difference(f"{part} of sample {number}", f"digest {before}", f"digest {after}")
+        for name, value in ours.rewards.items():
+            found = _number(f"reward {name} of sample {number}", value, theirs.rewards.get(name))
+            if found is not None:
+                return found
+    if len(recorded) != len(replayed):
+        return Difference("number of samples", str(len(recorded)), str(len(replayed)))
+    return None
+
+
+def _number(name: str, recorded: str | None, replayed: str | None, place: int = SAMPLES) -> Difference | None:
+    if recorded is None or replayed is None or recorded == replayed:
+        return None
+    ours, theirs = (repr(float.fromhex(one)) for one in (recorded, replayed))
+    return Difference(name, ours, theirs, place)
