@@ -367,13 +367,14 @@ def test_nothing_is_more_than_three_screens_away(tmp_path: Path, width: int, hei
         assert best == ["0.875", "0"] * 5
         ranks = [
             {
-                "rank": rank, "local_rank": rank, "observable": True, "step": 300, "phase": "generate", "pid": 1,
-                "phase_seconds": 1.0, "late_seconds": 0.1, "state": "training", "awaited": rank == 3,
+                "rank": rank, "local_rank": rank, "observable": True, "step": 300, "phase": "generate",
+                "pid": 1, "phase_seconds": 1.0, "late_seconds": 0.1, "state": "on", "awaited": rank == 3,
                 "waits": rank != 3, "memory": {"now_bytes": 1, "peak_bytes": 2, "capacity_bytes": 4},
             }
             for rank in range(64)
         ]  # fmt: skip
-        saved = [{"step": 9 * at, "at": 1.0, "verified": True, "path": "/x", "train_call": 1} for at in range(8)]
+        one = {"at": 1.0, "verified": True, "path": "/x", "train_call": 1}
+        saved = [{"step": 9 * at, **one} for at in range(8)]
         more = json.dumps({"ranks": ranks, "checkpoints": saved, "advice": ["Use larger batches."]})
         page.value(f"showRun({{ ...state.run, ...{more} }})")
         page.value(

@@ -21,7 +21,6 @@ from grpo_run.watchdog.rank_metrics import LOGGED
 
 PREFIX = "train/"
 """Under which many scripts log what is not of an evaluation."""
-CLIP_RATIO = "clip_ratio/"
 CLIPPED = ("low_mean", "high_mean", "low_min", "high_max")
 _REWARD_FUNCTION = re.compile(rf"(?:{PREFIX})?rewards/(.+)/(mean|std)")
 """TRL's names of what it logs of each reward function."""
@@ -65,7 +64,7 @@ def logged_clipping(logs: Mapping[str, Any]) -> dict[str, float]:
     """Return the shares of tokens that were clipped, by what TRL puts after `clip_ratio/`, but for the share
     of all, which the table lists; as far as they are finite numbers.
     """
-    found = {name: _number(logs.get(f"{CLIP_RATIO}{name}")) for name in CLIPPED}
+    found = {name: _number(logs.get(f"clip_ratio/{name}")) for name in CLIPPED}
     return {name: value for name, value in found.items() if value is not None and math.isfinite(value)}
 
 
