@@ -207,6 +207,8 @@ class RunCurves:
         for field, key in FIELD_LINES:
             if (value := getattr(event, field)) is not None:
                 self.add(key, step, value)
+        for name, value in event.clipped.items():
+            self.add(f"clip_ratio/{name.replace('_', ' ')}", step, value)
         for name, values in event.reward_functions.items():
             for kind, key in FUNCTION_LINES.items():
                 self.add(f"{key}/{name}", step, values.get(kind))

@@ -12,8 +12,9 @@ import contextlib
 import os
 import re
 from collections import deque
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 from grpo_run.dashboards.clean_text import clean
@@ -21,6 +22,16 @@ from grpo_run.runtime.history.run_directory import RunDirectory
 from grpo_run.runtime.processes.output import MAX_BEHIND_BYTES, MAX_LINE_BYTES, TIMES, FileFollower
 
 BLOCK_BYTES = 64 << 10
+FIRST_LINES = 500
+"""Of each file, with which a panel begins."""
+MOST_LINES = 2000
+"""Lines of a batch."""
+MOST_TEXT = 2000
+READ_LINES = 50_000
+"""Lines that are looked through at once, so that a search takes no process for long."""
+
+Batch = list[tuple[int, int, int, str]]
+"""Attempt, rank, file descriptor and text of lines."""
 _NAME = re.compile(r"rank(\d+)\.(log|err)")
 _ESCAPES = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b[\]PX^_][^\x07\x1b]*(?:\x07|\x1b\\)?|\x1b[ -/]*[0-~]|\0")
 """Control sequences of a terminal as a whole, such as colours, titles and movements, and null bytes."""
@@ -148,6 +159,40 @@ class RankLogs:
             if self._lines is not None and attempt in self._present:
                 start = max(start, start_of_last(path, self._lines))
         return start
+
+
+def log_lines(
+    run: RunDirectory, *, rank: int | None, attempt: int | None, find: str
+) -> Callable[[], Batch | None]:
+    """Return a function that returns the lines since its last call, the newest of them if there are many;
+    None once nothing more can come.
+
+    Args:
+        rank, attempt: whose lines; None for all.
+        find: only lines that have it, in upper or lower case, from the beginning of the files.
+    """
+    logs = RankLogs(
+        run, ranks=None if rank is None else {rank}, attempt=attempt, lines=None if find else FIRST_LINES
+    )
+    ended = False
+
+    def batch() -> Batch | None:
+        nonlocal ended
+        if ended:
+            return None
+        found: deque[LogLine] = deque(maxlen=MOST_LINES)
+        read = 0
+        for line in islice(_next(), READ_LINES):
+            read += 1
+            if find.lower() in line.text.lower():
+                found.append(line)
+        ended = read < READ_LINES and run.owner() is None
+        return [(one.attempt, one.rank, one.descriptor, one.text[:MOST_TEXT]) for one in found]
+
+    def _next() -> Iterator[LogLine]:
+        return logs.rest() if run.owner() is None else logs.new()
+
+    return batch
 
 
 def harmless(text: str) -> str:

@@ -130,7 +130,7 @@ LOGGED = (
     RankMetric(
         field="clip_ratio",
         unit="ratio",
-        logged_as=("clip_ratio/region_mean", "clip_ratio"),
+        logged_as=("clip_ratio/region_mean", "clip_ratio", "cispo_clip_ratio"),
         help="Share of tokens last logged whose probability ratio was clipped.",
     ),
     RankMetric(

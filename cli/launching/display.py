@@ -47,7 +47,7 @@ class DisplayOptions:
     metrics_addr: str = option(
         DEFAULT_ADDRESS, "--metrics-addr", group=OptionGroup.display, metavar="HOST:PORT|off",
         most_used=True,
-        help="address of the Prometheus metrics; the next free port if it is taken",
+        help="address of the Prometheus metrics, which must be free; the default moves to the next free port",
     )  # fmt: skip
     label_ranks: bool = option(
         False, "--label-ranks", group=OptionGroup.display,
@@ -87,7 +87,9 @@ class CommandDisplay:
     def reserve(self) -> None:
         """Open the port of the metrics server."""
         if self._asked_address != "off":
-            self._listener = open_listener(self._asked_address)
+            self._listener = open_listener(
+                self._asked_address, exactly=self._asked_address != DEFAULT_ADDRESS
+            )
 
     def release(self) -> None:
         """Close the port, unless the server has it."""
@@ -162,9 +164,6 @@ class CommandDisplay:
         self._notify(f"{place}, metrics on http://{host}:{port}/metrics")
         if token and self._config.output is Output.lines:  # elsewhere others may read it
             self._notify(f"live page on http://{server.target}/{token}/")
-        asked = parse_address(self._asked_address)[1]
-        if asked not in (0, port) and self._asked_address != DEFAULT_ADDRESS:
-            self._notify(f"port {asked} is taken: the metrics are on the next free one, {port}")
         if server.open_to_network:
             self._notify("warning: the metrics can be read from the network, without authentication")
         targets = targets_folder()

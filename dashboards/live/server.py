@@ -26,8 +26,8 @@ from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, R
 from starlette.routing import Route
 
 from grpo_run.dashboards.live.feed import RunFeed, RunList, key_of
-from grpo_run.dashboards.live.log_lines import log_lines
 from grpo_run.dashboards.metrics.connections import in_thread
+from grpo_run.dashboards.rank_logs import log_lines
 from grpo_run.runtime.errors import RunDirectoryError
 from grpo_run.runtime.history.run_directory import RunDirectory
 

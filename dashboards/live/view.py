@@ -107,9 +107,11 @@ def _ranks(status: RunStatus) -> list[dict[str, Any]]:
             continue
         memory = status.memory[local] if local < len(status.memory) else None
         rows.append(
-            {name: fields[name] for name in ("local_rank", "observable", "rank", "pid", "state", "step")}
+            {
+                name: fields[name]
+                for name in ("local_rank", "observable", "rank", "pid", "state", "step", "phase_seconds")
+            }
             | {"phase": clean(fields["callback"] or fields["phase"] or fields["state"], MAX_LABEL)}
-            | {name: fields[name] for name in ("phase_seconds", "seconds_since_progress")}
             | {
                 # how much later than the first rank it has voted on the newest step
                 "late_seconds": round(slot.voted_at_seconds - first, 4) if slot in voted else None,

@@ -111,7 +111,8 @@ def open_listener(address: str, option: str = "--metrics-addr", *, exactly: bool
                 ) from error
             continue
         return Listener(socket=sock, host=host)
-    raise UsageError(f"{option}: ports {port} to {last} of {host} are all in use; use another port, or 0")
+    taken = f"port {port} of {host} is" if exactly else f"ports {port} to {last} of {host} are all"
+    raise UsageError(f"{option}: {taken} in use; use another port, or 0 for any free one")
 
 
 def parse_address(text: str, option: str = "--metrics-addr") -> tuple[str, int]:

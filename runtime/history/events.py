@@ -232,12 +232,14 @@ class StepLogged(_Metrics, kw_only=True, omit_defaults=True):
 
     Attributes:
         reward_functions: mean and standard deviation of each reward function.
+        clipped: shares of clipped tokens by side, as TRL names them: `low_mean`, `high_mean`, `high_max`.
     """
 
     train_call: int | None = None
     reward: float | None = None
     loss: float | None = None
     reward_functions: Mapping[str, Mapping[str, float]] = msgspec.field(default_factory=dict)
+    clipped: Mapping[str, float] = msgspec.field(default_factory=dict)
 
 
 class PhaseLearned(Event, kw_only=True):

@@ -13,7 +13,6 @@ import contextlib
 import os
 import signal
 import time
-from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -256,9 +255,7 @@ def tell_ranks(context: IncidentContext, verdict: Verdict) -> None:
 def journal_tail(journal: Path) -> list[str]:
     """Return the last lines of the journal; an empty list if it cannot be read."""
     try:
-        with open(journal, encoding="utf-8", errors="replace") as file:
-            size = file.seek(0, os.SEEK_END)
-            file.seek(max(0, size - JOURNAL_TAIL_BYTES))
-            return list(deque(file, maxlen=JOURNAL_TAIL_LINES))
+        lines = incident_files.read_end(journal, JOURNAL_TAIL_BYTES).splitlines(keepends=True)
     except OSError:
         return []
+    return [line.decode(errors="replace") for line in lines[-JOURNAL_TAIL_LINES:]]

@@ -98,7 +98,7 @@ function showRun(run) {
 function showRanks(run) {
   $("#lanes").hidden = !run.ranks.length && !state.lanes.size;
   $(".ranks").hidden = !run.ranks.length;
-  table($(".ranks"), ["rank", "#step", "phase", "#for", "#after the first?", "state?", "#pid?"], run.ranks.map(rank => ({
+  table($(".ranks"), ["rank", "#step", "phase", "#for", "#after the first", "state?", "#pid?"], run.ranks.map(rank => ({
     cells: rank.observable ? [
       rank.rank, rank.step, rank.awaited ? { late: true, text: `${rank.phase}: the others wait` } : rank.phase + (rank.waits ? ", waits" : ""),
       duration(rank.phase_seconds), rank.late_seconds === null ? "behind" : rank.late_seconds ? `+${duration(rank.late_seconds)}` : "first",
@@ -131,6 +131,7 @@ function showMemory(run) {
 
 function showIncidents(incidents) {
   $("#incidents").hidden = !incidents.length;
+  $("#incidents summary span").textContent = incidents.length;
   $("#incidents ol").replaceChildren(...incidents.map(one => {
     const facts = [`after step ${one.step}`, one.cause, one.detection_seconds !== null && `detected in ${duration(one.detection_seconds)}`, one.action,
       one.recovery_seconds !== null ? `recovered in ${duration(one.recovery_seconds)}` : one.gave_up ? "gave up" : state.run.live ? "not recovered yet" : "not recovered",
@@ -237,6 +238,7 @@ function redrawLanes() {
 }
 
 function showSamples(groups) {
+  if (groups.length && $("#samples").hidden && $("#incidents").hidden && $("#samples").name === "read") $("#samples").open = true;
   $("#samples").hidden = !groups.length;
   const open = new Set([...document.querySelectorAll("#samples details[open]")].map(one => one.dataset.key));
   const prompts = new Map();
@@ -244,6 +246,7 @@ function showSamples(groups) {
     const known = prompts.get(group.prompt) || prompts.set(group.prompt, { step: group.step, all: [] }).get(group.prompt);
     known.all.push(...group.completions.map(one => ({ ...one, step: group.step, total: Object.values(one.rewards).reduce((sum, value) => sum + (value || 0), 0) })));
   }
+  $("#samples > summary span").textContent = `of ${prompts.size} prompt${prompts.size > 1 ? "s" : ""}`;
   $("#samples > div").replaceChildren(...[...prompts].map(([prompt, { step, all }]) => {
     all.sort((a, b) => b.total - a.total);
     if (all.length > 2) all.splice(1, 0, all.pop());  // best, worst, the others
@@ -266,10 +269,10 @@ let log = null;
 
 // asked: {rank, attempt, find, fault}; with a fault, its line is looked for.
 function openLog(asked = {}) {
-  const output = $(".output"), panel = $("#log details");
+  const output = $(".output"), panel = $("#log");
   log?.close();
   panel.open = true;
-  if (asked.fault) $("#log").scrollIntoView();
+  if (asked.fault) panel.scrollIntoView();
   $("#log .about").textContent = asked.find ? `lines with “${asked.find}”` : asked.fault ? `${asked.rank === "" ? "all ranks" : `rank ${asked.rank}`} of attempt ${asked.attempt}, before fault ${asked.fault}` : "";
   log = new EventSource(`log/${state.key}?${new URLSearchParams(asked)}`);
   log.onopen = () => { output.replaceChildren(); state.hidden.clear(); $(".ranks-shown").replaceChildren(); };
@@ -309,7 +312,7 @@ function addRank(rank, output) {
 }
 
 async function showValues() {
-  if (!$("#values details").open) return;
+  if (!$("#values").open) return;
   const answer = await fetch(`values/${state.key}`).catch(() => null);
   if (!answer?.ok) return;
   const { rows, empty } = await answer.json();
@@ -393,7 +396,7 @@ function show(key) {
   $("#runs").value = key;
   $("h1").textContent = "Reading the run";
   connect();
-  if ($("#log details").open) openLog();
+  if ($("#log").open) openLog();
   showValues();
   scrollTo(0, 0);
 }
@@ -403,9 +406,13 @@ function move(by) {
   if (state.runs[at]) choose(state.runs[at].key);
 }
 
+function unfold(selector) {
+  $(selector).open = true;
+  $(selector).scrollIntoView();
+}
+
 const KEYS = {
-  j: () => move(1), k: () => move(-1), g: () => scrollTo(0, 0), i: () => $("#incidents h2").scrollIntoView(), c: () => $("#samples h2").scrollIntoView(),
-  l: () => { openLog(); $("#log").scrollIntoView(); },
+  j: () => move(1), k: () => move(-1), g: () => scrollTo(0, 0), i: () => unfold("#incidents"), c: () => unfold("#samples"), l: () => unfold("#log"),
   "+": () => { state.seconds = Math.max(10, state.seconds / 2); redrawLanes(); }, "-": () => { state.seconds = Math.min(KEPT_SECONDS, state.seconds * 2); redrawLanes(); },
 };
 addEventListener("keydown", event => {
@@ -416,16 +423,21 @@ $("#runs").onchange = event => choose(event.target.value);
 new ResizeObserver(() => { showCurves(); redrawLanes(); }).observe(document.body);
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => { state.shown.legend = ""; redrawLanes(); });
 $("#smoothing").onchange = showCurves;
+const narrow = matchMedia("(max-width: 40rem)").matches;
 for (const group of document.querySelectorAll("#curves details")) {
-  group.open = group.dataset.group === "learning" || !matchMedia("(max-width: 40rem)").matches;
+  group.open = group.dataset.group === "learning" || !narrow;
   group.ontoggle = showCurves;
 }
-$("#log details").ontoggle = event => {
+// Of the parts with one name only one is open, so that nothing is far away; on a phone, of all parts and charts.
+for (const one of document.querySelectorAll("main > details, #curves details")) one.name = narrow ? "page" : one.dataset.set || "";
+$("#log").ontoggle = event => {
   if (event.target.open && !log) openLog();
   if (!event.target.open) { log?.close(); log = null; }
 };
 $("#log input[type=search]").onchange = event => openLog(event.target.value ? { find: event.target.value } : {});
-$("#values details").ontoggle = showValues;
+$("#values").ontoggle = showValues;
+$("#lanes").ontoggle = redrawLanes;
+for (const link of document.querySelectorAll("nav a")) link.onclick = () => { $(link.hash).open = true; };
 
 function sayConnection() {
   // a machine that has slept does not see that its connection is gone

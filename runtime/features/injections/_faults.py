@@ -31,6 +31,8 @@ MEMORY_PHASES = {
     name: MemoryPhase[name] for name in ("generate", "score", "forward", "backward", "optimizer")
 }
 """Where memory can run out, by name."""
+STEP_PHASES = {name: phase for name, phase in Phase.__members__.items() if phase is not Phase.startup}
+"""Where the other faults can happen, by name: in a step."""
 ELEMENTS, OTHER_ELEMENTS = 7, 5
 """Sizes of the tensors in matching and in mismatched collectives."""
 
@@ -88,7 +90,7 @@ class FaultKind:
         """The phases in which it can happen, by name. Memory runs out in parts of a step that are one on the
         board.
         """
-        return MEMORY_PHASES if self.takes_rows else Phase.__members__
+        return MEMORY_PHASES if self.takes_rows else STEP_PHASES
 
     @property
     def takes_rows(self) -> bool:

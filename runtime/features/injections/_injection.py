@@ -12,7 +12,7 @@ import difflib
 import math
 import re
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from grpo_run.runtime.errors import ConfigError
 from grpo_run.runtime.features.injections._faults import KINDS, FaultKind
@@ -104,21 +104,20 @@ def parse_injection(text: str) -> Injection:
         raise ConfigError(f"--inject {text}: write {GRAMMAR}{more}, for example {name}@rank1:step7")
     given = found.groupdict()
     if given["phase"] is not None and given["phase"] not in kind.phases:
-        raise ConfigError(
-            f"--inject {text}: no such phase {given['phase']!r}; {_nearest(given['phase'], kind.phases)}"
-        )
+        where = f"{name} does not happen in {given['phase']!r}"
+        raise ConfigError(f"--inject {text}: {where}; {_nearest(given['phase'], kind.phases)}")
     made = Injection(
         name=name,
         rank=int(given["rank"]),
         step=int(given["step"]),
         phase=kind.phases[given["phase"]] if given["phase"] else kind.phase,
-        seconds=round(float(given["seconds"]), 3) if given["seconds"] else kind.seconds or 0.0,
+        seconds=float(given["seconds"]) if given["seconds"] else kind.seconds or 0.0,
         rows=int(given["rows"] or 0),
         tokens=int(given["tokens"] or 0),
     )
     if (reason := _refused(made, timed=given["seconds"] is not None)) is not None:
         raise ConfigError(f"--inject {text}: {reason}")
-    return made
+    return replace(made, seconds=round(made.seconds, 3))
 
 
 def _refused(one: Injection, *, timed: bool) -> str | None:
@@ -131,8 +130,6 @@ def _refused(one: Injection, *, timed: bool) -> str | None:
     refused = {
         f"ranks count from 0, steps from 1 to {MAX_STEP}": not 1 <= one.step <= MAX_STEP,
         f"{one.name} happens in phase {kind.phase.name} only": kind.fixed_phase and phase is not kind.phase,
-        f"{one.name} happens in phase {join_words(list(kind.phases), last='or')} only": phase
-        is Phase.startup,
         f"{one.name} takes no rows in phase {phase.name}": (
             one.rows > 0 and (not kind.takes_rows or phase is MemoryPhase.optimizer)
         ),

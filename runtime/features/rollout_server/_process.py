@@ -8,7 +8,6 @@ ranks leave. Used by `supervisor.py`; `rank.py` asks for a free port. Asks the s
 from __future__ import annotations
 
 import contextlib
-import os
 import re
 import shlex
 import shutil
@@ -18,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from grpo_run.runtime.errors import ConfigError
+from grpo_run.watchdog.evidence.incident_files import read_end
 
 HOST = "127.0.0.1"
 """A server of this run only: its development routes change weights, and are for nobody else."""
@@ -158,9 +158,7 @@ def visible_gpus(environment: Mapping[str, str]) -> list[str]:
 def last_lines(log: Path, count: int) -> list[str]:
     """Return the last lines of a log that are not empty, without what a terminal would obey."""
     try:
-        with open(log, "rb") as file:
-            file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL_BYTES))
-            text = file.read(TAIL_BYTES).decode(errors="replace")
+        text = read_end(log, TAIL_BYTES).decode(errors="replace")
     except OSError:
         return []
     lines = (_CONTROL.sub("", line).strip() for line in re.split(r"[\r\n]+", text))

@@ -21,6 +21,7 @@ from grpo_run.watchdog.rank_metrics import LOGGED
 
 PREFIX = "train/"
 """Under which many scripts log what is not of an evaluation."""
+CLIPPED = ("low_mean", "high_mean", "low_min", "high_max")
 _REWARD_FUNCTION = re.compile(rf"(?:{PREFIX})?rewards/(.+)/(mean|std)")
 """TRL's names of what it logs of each reward function."""
 
@@ -59,6 +60,14 @@ def logged_rewards(logs: Mapping[str, Any]) -> dict[str, dict[str, float]]:
     return kept
 
 
+def logged_clipping(logs: Mapping[str, Any]) -> dict[str, float]:
+    """Return the shares of tokens that were clipped, by what TRL puts after `clip_ratio/`, but for the share
+    of all, which the table lists; as far as they are finite numbers.
+    """
+    found = {name: _number(logs.get(f"clip_ratio/{name}")) for name in CLIPPED}
+    return {name: value for name, value in found.items() if value is not None and math.isfinite(value)}
+
+
 def _number(value: Any) -> float | None:
     if value is None or isinstance(value, (bool, str)):
         return None
@@ -90,6 +99,8 @@ def publish_metrics(
     if metrics and not math.isnan(metrics.get("reward", 0.0)):
         session.slot.publish()
     if metrics and session.is_main and journaled:
-        rewards = logged_rewards(logs)
-        event = step_logged(metrics, rank=0, step=step, train_call=train_call, reward_functions=rewards)
+        event = step_logged(
+            metrics, rank=0, step=step, train_call=train_call, reward_functions=logged_rewards(logs),
+            clipped=logged_clipping(logs),
+        )  # fmt: skip
         session.journal.write(event)

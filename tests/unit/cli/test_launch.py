@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 from pathlib import Path
 
 import pytest
@@ -43,6 +44,21 @@ def test_a_metrics_address_that_cannot_be_used_leaves_nothing_behind(
     assert main(["launch", "--metrics-addr", address, "train.py"]) == 2
     assert capsys.readouterr().err.count("\n") == 1
     assert sorted(here.iterdir()) == before
+    assert supervised == []
+
+
+def test_a_given_metrics_address_that_is_taken_is_an_error(
+    here: Path, supervised: list[RunDirectory], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whoever scrapes it would find another run there; only the default address moves on."""
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        assert main(["launch", "--metrics-addr", f"127.0.0.1:{port}", "train.py"]) == 2
+    printed = capsys.readouterr().err
+    assert printed.count("\n") == 1
+    assert f"--metrics-addr: port {port} of 127.0.0.1 is in use" in printed
     assert supervised == []
 
 

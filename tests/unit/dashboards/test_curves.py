@@ -118,6 +118,14 @@ def test_every_logged_metric_is_drawn() -> None:
     assert {LINES.get(name, name).partition("/")[0] for name in LOGGED_FIELDS} <= keys
 
 
+def test_the_clipped_shares_share_a_chart() -> None:
+    """All, and those by side that were logged."""
+    curves = RunCurves()
+    clipped = {"low_mean": 0.25, "high_max": 0.5}
+    follow(curves, "step_logged", step=1, train_call=1, clip_ratio=0.5, clipped=clipped)
+    assert set(curves.points()) == {"clip_ratio", "clip_ratio/low mean", "clip_ratio/high max"}
+
+
 def test_each_reward_function_has_its_mean_and_its_spread() -> None:
     """Under its name, also if it has a stroke, without what would break a page."""
     curves = RunCurves()

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from grpo_run.dashboards.live import log_lines as module
-from grpo_run.dashboards.live.log_lines import Batch, log_lines
+from grpo_run.dashboards import rank_logs as module
+from grpo_run.dashboards.rank_logs import Batch, log_lines
 from grpo_run.runtime.history.run_directory import RunDirectory
 
 

@@ -76,9 +76,7 @@ def test_port_in_use_is_skipped(used_port: int) -> None:
 
 def test_an_address_that_must_be_used_exactly_is_refused_if_it_is_taken(used_port: int) -> None:
     """The error names the option, the ports tried and what to do."""
-    expected = (
-        f"--address: ports {used_port} to {used_port} of 127.0.0.1 are all in use; use another port, or 0"
-    )
+    expected = f"--address: port {used_port} of 127.0.0.1 is in use; use another port, or 0"
     with pytest.raises(UsageError, match=expected):
         address.open_listener(f"127.0.0.1:{used_port}", "--address", exactly=True)
     with pytest.raises(UsageError, match=r"--address .127\.0\.0\.1:80000. is not an address"):

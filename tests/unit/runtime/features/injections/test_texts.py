@@ -89,3 +89,18 @@ def test_a_number_without_an_end_is_refused_as_any_other_text() -> None:
     """Python converts no number of more than 4,300 digits."""
     with pytest.raises(ConfigError, match="write KIND@rankR:stepN"):
         parse_injection("kill@rank1:step" + "9" * 5000)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("kill@rank0:step1:phase=startup", "kill does not happen in 'startup'; one of data, generate"),
+        ("hang@rank0:step1:seconds=0.0001", "seconds=0.0001 is not between 0.001 and 604800"),
+    ],
+)
+def test_a_refusal_quotes_what_was_given_and_lists_what_is_possible(text: str, said: str) -> None:
+    """A phase in which nothing can happen is not in the list; a duration is not rounded before it is told."""
+    with pytest.raises(ConfigError) as caught:
+        parse_injection(text)
+    assert said in str(caught.value)
+    assert "startup" not in str(caught.value).partition(";")[2]

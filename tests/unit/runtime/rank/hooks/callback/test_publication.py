@@ -94,6 +94,14 @@ def test_the_rewards_of_each_function_are_journaled(loop: Loop, events: Events) 
     assert History.of(as_events(events())).rewards.logged == functions
 
 
+def test_the_clipped_shares_by_side_are_journaled(loop: Loop, events: Events) -> None:
+    """As TRL names them; the share of all is a field of its own, and NaN is none."""
+    logs = {"clip_ratio/region_mean": 0.3, "clip_ratio/low_mean": 0.1, "clip_ratio/high_max": math.nan}
+    loop.callback.on_log(loop.args, loop.state, TrainerControl(), logs=logs)
+    (record,) = [record for record in events() if record["event"] == "step_logged"]
+    assert (record["clip_ratio"], record["clipped"]) == (0.3, {"low_mean": 0.1})
+
+
 def test_the_summary_of_a_call_is_not_journaled_as_a_step(loop: Loop, events: Events) -> None:
     """Its loss is a mean over the whole call."""
     loop.callback.on_log(loop.args, loop.state, TrainerControl(), logs={"train_runtime": 3.0, "loss": 0.5})
