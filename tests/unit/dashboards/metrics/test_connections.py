@@ -59,7 +59,8 @@ def test_silent_connections_do_not_keep_others_out(server: MetricsServer) -> Non
         assert len(os.listdir("/proc/self/fd")) <= before + 300 + module.MAX_CONNECTIONS
         assert threading.active_count() == threads
         assert status_of(server) == 200
-        assert silent[0].recv(1) == b""
+        with contextlib.suppress(ConnectionResetError):  # of a connection with bytes that nobody has read
+            assert silent[0].recv(1) == b""
 
 
 def test_connections_leave_the_process_most_of_its_descriptors() -> None:
