@@ -184,11 +184,14 @@ def _run_agent(
         )
         agent.run()
     except StoppedWithoutRanks as stopped:
+        note_signals()  # the next one must not interrupt the end of the run, here and below
         supervisor.stop_without_ranks(str(stopped))
     except HostsLostError as error:
+        note_signals()
         supervisor.end_without_hosts(str(error), error.exit_code)
     except (ProcessError, RendezvousError, DistError) as error:
         # ranks could not be started, or the nodes could not meet
+        note_signals()
         supervisor.give_up(_not_started(error, launch))
     except UsageError:
         raise

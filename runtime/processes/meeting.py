@@ -8,8 +8,9 @@ the agent; decides nothing about the run.
 
 The host of the endpoint looks at all others and writes into torch's state which one is lost (see
 `signs_of_life.py`); torch then drops it everywhere. The others look at the endpoint. A host that is cut off
-takes it for lost, as one cannot see from there which of the two it is. One that is to stay out
-(`_outside_hosts.py`) waits before it joins.
+takes it for lost, as one cannot see from there which of the two it is. If only a store is there, without a
+supervisor, each host looks at those that torch has dropped. One that is to stay out (`_outside_hosts.py`)
+waits before it joins.
 """
 
 from __future__ import annotations
@@ -210,6 +211,9 @@ class Meeting(RendezvousHandler):
             self._dead_endpoint = self._look_at_endpoint(seen)
             gone = members.keys() - seen.participants.keys() - seen.waiting
             text = next((seen.lost[node] for node in sorted(gone) if node in seen.lost), "")
+            if gone and not self._endpoint_node:  # no supervisor is there that looks at the hosts
+                with contextlib.suppress(DistError, RendezvousConnectionError):  # the endpoint is looked at
+                    text = text or self._look_at_hosts(gone, seen)
             if any(repr(member) == self._endpoint_node for member in members):
                 text = text or self._dead_endpoint
         if text and members is self._members:  # else the hosts have met again

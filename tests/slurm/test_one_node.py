@@ -72,7 +72,8 @@ def test_the_time_limit_requeues_with_a_checkpoint(slurm: Cluster) -> None:
     job.ended(timeout_seconds=400)
     run = slurm.run()
     asked = run.events("stop_requested")
-    assert job.restarts == len(asked) == len(run.events("run_started")) - 1 >= 1
+    assert job.restarts == len(run.events("run_started")) - 1 >= 1
+    assert len(asked) - job.restarts in (0, 1)  # one may come after the last step, before the run has ended
     assert [call["step"] for call in run.events("train_started") if call["rank"] == 0][:2] == [0, step]
     _exact(slurm, run.events("train_started")[-1]["step"], LONG_STEPS)
 

@@ -235,6 +235,21 @@ def test_an_endpoint_without_ranks_is_no_lost_host() -> None:
     assert meeting.lost == ""
 
 
+@pytest.mark.parametrize("supervised", [True, False])
+def test_a_dropped_host_is_looked_at_by_all_where_only_a_store_serves_the_endpoint(supervised: bool) -> None:
+    """No supervisor of that host declares it lost. Where there is one, only that one does."""
+    meeting, handler, network = _met(THREE)
+    meeting._endpoint_node = repr(ONE) if supervised else ""
+    del handler.state.participants[TWO]
+    for _ in range(2):
+        meeting.look()
+    assert meeting.lost == ""  # it answers
+    network.answers["node1"] = Answer.refused
+    for _ in range(2):
+        meeting.look()
+    assert meeting.lost == ("" if supervised else "Host node1 is lost: its supervisor has ended.")
+
+
 def test_errors_of_a_meeting_are_sentences() -> None:
     """What torch raises has no place and no limit."""
     meeting, handler, _ = _met(TWO)
