@@ -84,6 +84,7 @@ typing: $(STAMP)
 # Generate the drawings, the metrics, the options and the order of a step in docs/ from the code.
 generated: $(STAMP)
 	PYTHONPATH=tests $(BIN)/python -P -m support.metrics_page
+	PYTHONPATH=tests $(BIN)/python -P -m support.alerts_page
 	PYTHONPATH=tests $(BIN)/python -P -m support.import_graph
 	COLUMNS=80 PYTHONPATH=tests $(BIN)/python -P -m support.command_line_page
 	PYTHONPATH=tests $(BIN)/python -P -m support.step_page

@@ -1,1 +1,1 @@
-"""Data only: the alert rules, `alerts.yml`. A test compares them with docs/reference/alerts.md."""
+"""Data only: the alert rules, `alerts.yml`. `make generated` writes docs/reference/alerts.md from them."""

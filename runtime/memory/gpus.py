@@ -16,6 +16,7 @@ from typing import Any, Final
 
 import structlog
 
+from grpo_run.watchdog.gpu_driver import GpuDriverError, gpu_driver
 from grpo_run.watchdog.memory.host_sample import GpuSample
 
 READ_SECONDS: Final = 5.0
@@ -62,17 +63,14 @@ class GpuWatch:
         except OSError as error:
             log.info("gpus_not_observed", error=str(error))
             return
-        import pynvml
-
         try:
-            pynvml.nvmlInit()
-            indices = visible(pynvml, self._visible)
-        except pynvml.NVMLError as error:
+            with gpu_driver() as nvml:
+                indices = visible(nvml, self._visible)
+                while indices:
+                    self._read = self._clock(), tuple(read_gpu(nvml, index) for index in indices)
+                    time.sleep(READ_SECONDS)
+        except GpuDriverError as error:
             log.info("gpus_not_observed", error=str(error))
-            return
-        while indices:
-            self._read = self._clock(), tuple(read_gpu(pynvml, index) for index in indices)
-            time.sleep(READ_SECONDS)
 
 
 def visible(nvml: Any, given: str | None) -> Sequence[int]:

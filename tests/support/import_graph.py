@@ -124,6 +124,7 @@ def feature_table() -> str:
     """Return one table row per feature: its size, that of its tests, and where else it is named."""
     rows = ["| feature | files | lines | lines of tests | named in other modules |", "|---|---|---|---|---|"]
     room = REPOSITORY / "runtime" / "features"
+    texts = {file: file.read_text(encoding="utf-8") for file in sorted(FILES.values())}
     for folder in sorted(path for path in room.iterdir() if (path / "__init__.py").is_file()):
         own = sorted(folder.rglob("*.py"))
         tests = [
@@ -132,8 +133,8 @@ def feature_table() -> str:
         ]
         others = [
             f"`{file.relative_to(REPOSITORY)}`"
-            for file in sorted(FILES.values())
-            if file not in own and re.search(folder.name, file.read_text(encoding="utf-8"))
+            for file, text in texts.items()
+            if file not in own and folder.name in text
         ]
         rows.append(f"| {folder.name} | {len(own)} | {_lines(own)} | {_lines(tests)} | {', '.join(others)} |")
     return "\n".join(rows)

@@ -15,15 +15,17 @@ import pytest
 from xdist.scheduler import EachScheduling, LoadScopeScheduling
 
 UNIT = Path(__file__).parents[1] / "unit"
-RUNTIME, RANK = UNIT / "runtime", UNIT / "runtime" / "rank"
-DIVIDED = (UNIT, RUNTIME, RANK)
+RUNTIME = UNIT / "runtime"
+RANK, FEATURES = RUNTIME / "rank", RUNTIME / "features"
+DIVIDED = (UNIT, RUNTIME, RANK, FEATURES)
 """Folders whose entries are given out one by one."""
-NEED_TORCH = (RANK, RUNTIME / "features", RUNTIME / "planning", RUNTIME / "upstream", UNIT / "trainers")
+NEED_TORCH = (RANK, FEATURES, RUNTIME / "planning", RUNTIME / "upstream", UNIT / "trainers")
 """Folders of which most tests import torch."""
 SECONDS = {
-    "cli": 36, "dashboards": 13, "watchdog": 10, "test_documentation.py": 4, "trainers": 13,
-    "runtime/checkpoints": 8, "runtime/planning": 31, "runtime/supervisor": 15,
-    "runtime/features": 30, "runtime/rank/saving": 7, "runtime/rank/test_restoring.py": 3,
+    "cli": 20, "dashboards": 11, "watchdog": 11, "test_documentation.py": 2, "trainers": 13,
+    "runtime/checkpoints": 6, "runtime/launching": 7, "runtime/planning": 10, "runtime/supervisor": 17,
+    "runtime/features/caps": 8, "runtime/features/masking": 5, "runtime/features/phase_growth": 4,
+    "runtime/features/reward_workers": 20, "runtime/rank/saving": 4, "runtime/rank/test_restoring.py": 3,
 }  # fmt: skip
 """CPU time of the slowest folders and files of `tests/unit`, child processes included."""
 BYTES_PER_SECOND = 30_000

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from grpo_run.watchdog.gpu_driver import GpuDriverError, NoGpuDriver, gpu_driver
 from grpo_run.watchdog.memory.cgroups import memory_cgroups
 from grpo_run.watchdog.processes import read_file
 
@@ -58,29 +59,19 @@ def read_gpu_memory() -> dict[str, Any]:
     Without a driver there are no devices.
     May hang for as long as the driver does.
     """
-    import pynvml
-
     try:
-        pynvml.nvmlInit()
-    except (pynvml.NVMLError_LibraryNotFound, pynvml.NVMLError_DriverNotLoaded):
+        with gpu_driver() as nvml:
+            return {"devices": [_read_gpu(nvml, index) for index in range(nvml.nvmlDeviceGetCount())]}
+    except NoGpuDriver:
         return {"devices": []}
-    except pynvml.NVMLError as error:
+    except GpuDriverError as error:
         return {"error": str(error)}
-    try:
-        count = pynvml.nvmlDeviceGetCount()
-        devices = [_read_gpu(index) for index in range(count)]
-        pynvml.nvmlShutdown()
-    except pynvml.NVMLError as error:
-        return {"error": str(error)}
-    return {"devices": devices}
 
 
-def _read_gpu(index: int) -> dict[str, Any]:
-    import pynvml
-
-    handle = pynvml.nvmlDeviceGetHandleByIndex(index)
-    memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
-    users = pynvml.nvmlDeviceGetComputeRunningProcesses(handle)
+def _read_gpu(nvml: Any, index: int) -> dict[str, Any]:
+    handle = nvml.nvmlDeviceGetHandleByIndex(index)
+    memory = nvml.nvmlDeviceGetMemoryInfo(handle)
+    users = nvml.nvmlDeviceGetComputeRunningProcesses(handle)
     return {
         "index": index,
         "used_bytes": int(memory.used),

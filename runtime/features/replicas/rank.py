@@ -53,7 +53,6 @@ class Comparison:
         self._every = every
         self._earlier = {one.place for one in told.differences if not one.ranks}
         self._open = [one for one in told.open if one.train_call == points.train_call]
-        self._off = False
         self._told = False
         self._excluded: set[str] | None = None
         self._agreed = 0
@@ -61,7 +60,7 @@ class Comparison:
     def end_step(self, step: int) -> None:
         """Compare, if it is time to, or if the script saves after this step. Collective."""
         saves = int(getattr(getattr(self._points.trainer, "state", None), "save_steps", 0) or 0)
-        if self._off or (step % self._every and not (saves and step % saves == 0)):
+        if not self._every or (step % self._every and not (saves and step % saves == 0)):
             return
         found = tensors_in_common(self._points.models, self._optimizers())
         tensors = {name: tensor for name, tensor in found if name not in (self._excluded or ())}
@@ -72,12 +71,11 @@ class Comparison:
             self._session.warn_in_journal(
                 f"parameters are not compared: {type(error).__name__}: {error}"[:500]
             )
-            values, tensors = [], {}
             rows = gather([_UNREADABLE, 0])
         else:
             rows = gather([len(values), combined(values)])
         if any(count == _UNREADABLE for count, _ in rows):
-            self._off = True
+            self._every = 0  # on all ranks, so that they go on alike
             return
         if len({count for count, _ in rows}) > 1:
             self._begin(tensors, set(tensors))  # not the same tensors on all ranks
@@ -133,26 +131,21 @@ class Comparison:
                 " they are not compared"
             )
         self._excluded = (self._excluded or set()) | excluded
-        self._tell(len(tensors) - len(excluded))
-
-    def _tell(self, tensors: int) -> None:
         self._told = True
         if self._session.is_main:
             self._session.journal.write(
                 ReplicasCompared(
                     rank=0,
                     train_call=self._points.train_call,
-                    tensors=tensors,
-                    excluded=len(self._excluded or ()),
+                    tensors=len(tensors) - len(excluded),
+                    excluded=len(self._excluded),
                 )
             )
 
     def _agree(self, step: int, tensors: Mapping[str, Any]) -> None:
         """All ranks are equal; if they were not at this step before, the ranks that were wrong are known."""
-        if self._excluded is None:
-            self._excluded = set()
         if not self._told:
-            self._tell(len(tensors))
+            self._begin(tensors, set())
         self._agreed = step
         for one in [one for one in self._open if one.step == step and one.name in tensors]:
             self._open.remove(one)

@@ -7,7 +7,6 @@ ranks leave. Used by `supervisor.py`; `rank.py` asks for a free port. Asks the s
 
 from __future__ import annotations
 
-import contextlib
 import re
 import shlex
 import shutil
@@ -18,6 +17,7 @@ from pathlib import Path
 
 from grpo_run.runtime.errors import ConfigError
 from grpo_run.watchdog.evidence.incident_files import read_end
+from grpo_run.watchdog.gpu_driver import GpuDriverError, gpu_driver
 
 HOST = "127.0.0.1"
 """A server of this run only: its development routes change weights, and are for nobody else."""
@@ -142,17 +142,11 @@ def visible_gpus(environment: Mapping[str, str]) -> list[str]:
     """
     if (given := environment.get(DEVICES)) is not None:
         return [one.strip() for one in given.split(",") if one.strip()]
-    import pynvml
-
     try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError:
+        with gpu_driver() as nvml:
+            return [str(number) for number in range(nvml.nvmlDeviceGetCount())]
+    except GpuDriverError:
         return []
-    try:
-        return [str(number) for number in range(pynvml.nvmlDeviceGetCount())]
-    finally:
-        with contextlib.suppress(pynvml.NVMLError):
-            pynvml.nvmlShutdown()
 
 
 def last_lines(log: Path, count: int) -> list[str]:

@@ -5,10 +5,19 @@ from __future__ import annotations
 import threading
 import time
 
+import pytest
 from support.runs import free_port
-from torch.distributed.elastic.rendezvous import RendezvousParameters, registry
+from torch.distributed.elastic.rendezvous import RendezvousParameters, dynamic_rendezvous, registry
 
 from grpo_run.runtime.upstream import rendezvous_names
+
+
+@pytest.fixture(autouse=True)
+def _events_without_stacks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch names the caller in each event, which takes a second where transformers is imported: it looks
+    through all modules, twice for each frame of the stack.
+    """
+    monkeypatch.setattr(dynamic_rendezvous, "get_method_name", lambda: "test")
 
 
 def test_a_handler_that_has_met_shows_its_members() -> None:
