@@ -22,7 +22,7 @@ from grpo_run.runtime.features.agent_tools._limits import idle_seconds, limit_se
 from grpo_run.runtime.features.agent_tools._outages import CallEndedError, OtherAnswerError, is_outage
 from grpo_run.runtime.features.agent_tools.events import ToolCalls, ToolCancelled
 from grpo_run.runtime.features.agent_tools.settings import RankTools, ToolSettings
-from grpo_run.runtime.rank.generators import read_generators, write_generators
+from grpo_run.runtime.rank.generators import GeneratorStates, read_generators, write_generators
 from grpo_run.runtime.rank.points import AgentCall, RankFeature, RolloutPoints
 from grpo_run.runtime.rank.rollouts.seeds import seed_of, takes_seed
 from grpo_run.runtime.rank.session import Session
@@ -49,6 +49,17 @@ class _Known:
     told: set[str] = field(default_factory=set)
     worker: Any = None
     turn: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+
+@dataclass
+class _Done:
+    """A call of an environment that has returned, and the random generators before it if it has drawn."""
+
+    made: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    generators: GeneratorStates | None
+    answer: Any
 
 
 class AgentCalls:
@@ -84,7 +95,7 @@ class AgentCalls:
         # of each call that runs: when the hang detector is told next, and until when it is
         self._open: dict[object, list[float]] = {}
         # of each row with an environment that can be repeated: its calls since `reset`, and their answers
-        self._done: dict[int | None, list[tuple[Callable[[], Any], Any]]] = {}
+        self._done: dict[int | None, list[_Done]] = {}
 
     @contextmanager
     def armed(self) -> Iterator[None]:
@@ -186,7 +197,11 @@ class AgentCalls:
         with self._counted(call, known, limit):
             if known.worker is not None:
                 return known.worker.call(kwargs, limit)
-            return self._interrupter.run(limit, functools.partial(call.function, *args, **kwargs))
+            function: Any = call.function
+            environment = call.environment(args)
+            if call.kind == "step" and getattr(function, "__self__", None) is not environment is not None:
+                function = functools.partial(function.__func__, environment)  # another one has its place
+            return self._interrupter.run(limit, functools.partial(function, *args, **kwargs))
 
     async def _once_async(self, call: AgentCall, known: _Known, *args: Any, **kwargs: Any) -> Any:
         if known.worker is not None:
@@ -200,30 +215,32 @@ class AgentCalls:
 
     def _repeated(self, call: AgentCall, known: _Known, *args: Any, **kwargs: Any) -> Any:
         """Make a call, and make it once more if its infrastructure fails."""
-        row, generators, again = call.row(args), read_generators(), False
-        made = functools.partial(self._once, call, known, *args, **kwargs)
+        row, generators, failed = call.row(args), read_generators(), None
+        made = functools.partial(self._once, call, known)
         while True:
             try:
-                if again:
+                if failed is not None:
                     time.sleep(PAUSE_SECONDS)
-                    self._repeat_steps(row if call.kind == "step" else None)
+                    args = self._prepared(call, row, args, failed)
                     write_generators(generators)
-                result = made()
+                result = made(*args, **kwargs)
             except Exception as error:  # noqa: BLE001 - the script's own is raised again
-                if again or not self._may_repeat(call, known, row, error):
+                if failed is not None or not self._may_repeat(call, known, row, error):
                     return self._given_up(call, known, args, error)
-                again = True
+                failed = error
             else:
-                self._note(call, row, made, result)
+                self._note(call, row, _Done(made, args, kwargs, generators, result))
                 return result
 
-    def _note(self, call: AgentCall, row: int | None, made: Callable[[], Any], result: Any) -> None:
+    def _note(self, call: AgentCall, row: int | None, done: _Done) -> None:
         """Keep what was called of an environment, as long as its answers can be compared with later ones."""
         if call.kind == "reset" and row is not None:
             self._done[row] = []
         if call.kind in ("reset", "step") and row in self._done:
-            self._done[row].append((made, result))
-            if not isinstance(result, (str, int, float, type(None))):
+            if done.generators == read_generators():
+                done.generators = None  # a state has 30 kB
+            self._done[row].append(done)
+            if not isinstance(done.answer, (str, int, float, type(None))):
                 del self._done[row]
 
     async def _repeated_async(self, call: AgentCall, known: _Known, *args: Any, **kwargs: Any) -> Any:
@@ -240,19 +257,35 @@ class AgentCalls:
                     return self._given_up(call, known, args, error)
                 again = True
 
-    def _repeat_steps(self, row: int | None) -> None:
-        """Bring a row's environment to where it was.
+    def _prepared(
+        self, call: AgentCall, row: int | None, args: tuple[Any, ...], failed: Exception
+    ) -> tuple[Any, ...]:
+        """Bring a row's environment to where it was before a call that has failed, and return the arguments
+        for another one. One in which a call was ended is replaced: nobody knows its state.
 
         Raises:
-            OtherAnswerError: it does not answer as before.
+            OtherAnswerError: it does not boot, or does not answer as before.
         """
-        for made, answer in self._done.get(row, ()):
-            try:
-                same = made() == answer
-            except Exception as error:
-                raise OtherAnswerError(f"the calls before cannot be repeated: {_text(error)}") from error
-            if not same:
-                raise OtherAnswerError("the calls before have other answers when they are repeated")
+        ended, old = isinstance(failed, CallEndedError), call.environment(args)
+        try:
+            if ended and call.renew is not None:
+                self._broken.append(old)
+                args = call.renew(args)
+                new = call.environment(args)
+                for one in self._done.get(row, ()):
+                    one.args = tuple(new if given is old else given for given in one.args)
+            if call.kind == "step" or (ended and call.kind == "reward"):
+                for one in self._done.get(row, ()):
+                    if one.generators is not None:
+                        write_generators(one.generators)
+                    if one.made(*one.args, **one.kwargs) != one.answer:
+                        raise OtherAnswerError("the calls before have other answers when they are repeated")
+        except Exception as error:
+            self._broken.append(call.environment(args))
+            if isinstance(error, OtherAnswerError):
+                raise
+            raise OtherAnswerError(f"the calls before cannot be repeated: {_text(error)}") from error
+        return args
 
     def _booted(self, call: AgentCall, known: _Known) -> Any:
         """Make an environment: once more after any failure, and for as long as a boot may take while its
@@ -296,13 +329,14 @@ class AgentCalls:
         """Whether a call that has failed is made once more; if so, tell of it."""
         if self._left(row) or not is_outage(error, self._outages):
             return False
-        if call.kind != "tool" and isinstance(error, CallEndedError):
+        ended = isinstance(error, CallEndedError) and call.kind != "tool"
+        if ended and (row is None or call.renew is None or is_coroutine_function(call.function)):
             return False  # it has left the environment in a state that nobody knows
-        if call.kind == "step" and row not in self._done:
+        if (call.kind == "step" or (ended and call.kind == "reward")) and row not in self._done:
             return False
         known.repeated += 1
         again = ", after those before it in its environment" if call.kind == "step" else ""
-        self._tell(call, known, error, f"it is made once more{again}")
+        self._tell(call, known, error, f"it is made once more{', in a new environment' if ended else again}")
         return True
 
     def _given_up(self, call: AgentCall, known: _Known, given: tuple[Any, ...], error: Exception) -> Any:
