@@ -89,6 +89,17 @@ def test_each_micro_batch_tells_its_rows(sources: tuple[str, str, str]) -> None:
     assert f"self._trainer.{names.BEFORE} + len(self._trainer.{names.COLLATED})" in stop
 
 
+def test_the_process_tells_how_many_requests_have_failed(sources: tuple[str, str, str]) -> None:
+    """And how many were answered."""
+    trainer, worker, _ = sources
+    module = pytest.importorskip("trl.experimental.async_grpo.async_rollout_worker", reason="TRL without it")
+    loop = inspect.getsource(module._AsyncRolloutLoop)
+    assert f"self.{names.MEASURED} = ctx.Queue(maxsize={names.MOST_MEASURED})" in worker
+    assert f"self.{names.WORKER}.{names.MEASURED}.get_nowait().items()" in trainer
+    assert f'self._counters["{names.FAILED_REQUESTS}"] += 1' in loop
+    assert f'self._rates["{names.TURNS}"][0] += turns' in loop
+
+
 def test_a_set_that_is_watched_is_a_set() -> None:
     """And the trainer has its own again afterwards, with what was added."""
     told: list[int] = []
