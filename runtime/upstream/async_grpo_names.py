@@ -93,6 +93,29 @@ UNKNOWN_ORDER = (
 )
 
 
+TOOLS, ENVIRONMENT_FACTORY, POLICY = "tools", "environment_factory", "model_version_value"
+"""Arguments of that class: what is called in its process, and the shared number of the policy."""
+CONVERSE, SCORE = "_generate_one", "_score_group"
+"""Its asynchronous methods: make a conversation (prompt, tool_dict=...), right after `reset` of its
+environment, and return a tuple whose first element is the completion; and score a group of them, in which a
+reward of None is none."""
+TOOL_THREADS, ENVIRONMENT_POOL, EVENT_LOOP = "_tool_pool", "_environment_pool", "_loop"
+"""Its attributes: the executor of blocking tools, resets and rewards of environments; idle environments by
+name, missing without any; and the event loop."""
+
+
+def agents_known(trainer: Any) -> bool | None:
+    """Whether it is known how the worker's process calls tools and environments; None without any, and on
+    other ranks than 0.
+    """
+    worker = getattr(trainer, WORKER, None)
+    arguments = getattr(worker, LOOP, None) or {}
+    if not (arguments.get(TOOLS) or arguments.get(ENVIRONMENT_FACTORY)):
+        return None
+    kind = getattr(worker, LOOP_CLASS, None)
+    return hasattr(kind, CONVERSE) and hasattr(kind, SCORE)
+
+
 class _Collated(set[int]):
     def __init__(self, groups: set[int], told: Callable[[int], None]) -> None:
         super().__init__(groups)

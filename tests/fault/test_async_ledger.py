@@ -5,10 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import random
-import subprocess
-import sys
 import time
-import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,8 +13,9 @@ from typing import Any
 
 import pytest
 from support.async_rollouts import server as stand_in
+from support.async_rollouts.serving import serving
 from support.kolmogorov_smirnov import critical, distance
-from support.runs import SCRIPTS, Run, Runs, free_port
+from support.runs import SCRIPTS, Run, Runs
 
 TRL = importlib.util.find_spec("trl")
 if TRL is None or not (Path(str(TRL.origin)).parent / "experimental" / "async_grpo").is_dir():
@@ -32,22 +30,8 @@ START_SECONDS = 180.0
 @pytest.fixture
 def url() -> Iterator[str]:
     """Start the server that answers without a model."""
-    port = free_port()
-    process = subprocess.Popen([sys.executable, stand_in.__file__, str(port)])
-    deadline = time.monotonic() + 30
-    try:
-        while True:
-            try:
-                with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=5):
-                    break
-            except (urllib.error.URLError, ConnectionError):
-                assert time.monotonic() < deadline
-                assert process.poll() is None
-                time.sleep(0.02)
-        yield f"http://127.0.0.1:{port}"
-    finally:
-        process.kill()
-        process.wait(10)
+    with serving() as address:
+        yield address
 
 
 def killed(

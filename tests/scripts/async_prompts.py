@@ -45,10 +45,19 @@ def main() -> None:
     parser = tiny.rollout_parser(__doc__)
     parser.add_argument("--server", required=True)
     parser.add_argument("--stream", action="store_true", help="read the prompts from a stream")
+    parser.add_argument(
+        "--agent", action="store_true", help="with the tools and environment of `async_agent.py`"
+    )
     arguments = parser.parse_args()
     model = arguments.output_dir / "initial"
+    agents: dict[str, Any] = {}
+    if arguments.agent:
+        import agent
+        import async_agent
+
+        agents = {"tools": [async_agent.search, async_agent.look_up], "environment_factory": async_agent.Sums}
     if not model.exists():
-        async_grpo.make_model(model)
+        async_grpo.make_model(model, agent.TEMPLATE if arguments.agent else async_grpo.TEMPLATE)
     async_grpo.train_without_gpu()
     data = Dataset.from_dict(
         {"prompt": [[{"role": "user", "content": one}] for one in tiny.prompts(arguments.prompts)["prompt"]]}
@@ -66,6 +75,7 @@ def main() -> None:
         reward_funcs=async_grpo.letters,
         train_dataset=data.to_iterable_dataset() if arguments.stream else data,
         weight_transfer=NoTransfer(),
+        **agents,
     )  # fmt: skip
     tiny.train(trainer, arguments)
 

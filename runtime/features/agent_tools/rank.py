@@ -22,12 +22,14 @@ from grpo_run.runtime.features.agent_tools._limits import idle_seconds, limit_se
 from grpo_run.runtime.features.agent_tools._outages import CallEndedError, OtherAnswerError, is_outage
 from grpo_run.runtime.features.agent_tools.events import ToolCalls, ToolCancelled
 from grpo_run.runtime.features.agent_tools.settings import RankTools, ToolSettings
+from grpo_run.runtime.history.run_directory import RunDirectory
 from grpo_run.runtime.rank.generators import GeneratorStates, read_generators, write_generators
-from grpo_run.runtime.rank.points import AgentCall, RankFeature, RolloutPoints
+from grpo_run.runtime.rank.points import AgentCall, CallPoints, RankFeature, RolloutPoints
 from grpo_run.runtime.rank.rollouts.seeds import seed_of, takes_seed
 from grpo_run.runtime.rank.session import Session
-from grpo_run.runtime.upstream import trainer_names
+from grpo_run.runtime.upstream import async_grpo_names, trainer_names
 from grpo_run.runtime.upstream.async_functions import finished_within, is_coroutine_function
+from grpo_run.runtime.upstream.patches import override_attributes
 from grpo_run.watchdog.stalls.durations import Durations
 
 REASON = "tool"  # why the row of a call that has failed leaves, as a label of metrics
@@ -67,6 +69,7 @@ class AgentCalls:
 
     Args:
         masked: rows can be left out of the trainer's loss.
+        watched: the hang detector watches the process.
         clock: returns monotonic seconds.
     """
 
@@ -77,18 +80,19 @@ class AgentCalls:
         told: RankTools,
         *,
         masked: bool,
+        watched: bool = True,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._trainer = trainer
         self._session = session
         self._told = told
-        self._masked = masked
+        self._masked, self._watched = masked, watched
         self._clock = clock
         settings = session.config.of(ToolSettings)
         self._given, self._outages = settings.timeout_seconds, settings.infrastructure_errors
         self._interrupter = Interrupter(clock)
         self._known: dict[str, _Known] = {}
-        self._reasons: list[str] = []
+        self._reasons: dict[int, str] = {}
         self._broken: list[Any] = []  # kept for good: the end of one may take as long as its call
         # half of the least deadline, because displays count the time of a call from then on
         self._silent_seconds = session.config.deadlines.floor_seconds / 2
@@ -129,15 +133,27 @@ class AgentCalls:
         """Forget the rows of the rollout before, and the environments that it has left in a state that nobody
         knows: TRL makes others.
         """
-        self._reasons = [""] * len(rows)
+        self._reasons = dict.fromkeys(range(len(rows)), "")
         self._done = {}
         for pool in getattr(self._trainer, trainer_names.ENVIRONMENTS, {}).values() if self._broken else ():
-            pool[:] = [one for one in pool if not any(one is broken for broken in self._broken)]
+            pool[:] = [one for one in pool if not self.is_broken(one)]
         return original(rows, *args, **kwargs)
+
+    def is_broken(self, environment: Any) -> bool:
+        """Whether a call has left an environment in a state that nobody knows."""
+        return any(environment is one for one in self._broken)
+
+    def begin_row(self, row: int) -> None:
+        """Begin a row that belongs to no rollout, or go on with it."""
+        self._reasons.setdefault(row, "")
+
+    def end_row(self, row: int) -> str:
+        """Forget such a row; return why it leaves, or ""."""
+        return self._reasons.pop(row, "")
 
     def row_reasons(self) -> Sequence[str] | None:
         """Return which rows of this rank's last rollout leave."""
-        return self._reasons
+        return list(self._reasons.values())
 
     def replaced(self, call: AgentCall) -> Callable[..., Any]:
         """Return what is called in place of a function."""
@@ -167,7 +183,8 @@ class AgentCalls:
 
     def _limit(self, known: _Known, *, asynchronous: bool = False) -> float:
         settings = self._session.config.deadlines
-        limit = limit_seconds(self._given, known.durations, settings, asynchronous=asynchronous)
+        shorter = asynchronous and self._watched
+        limit = limit_seconds(self._given, known.durations, settings, asynchronous=shorter)
         return limit if known.worker is None else self._idle(known, limit)
 
     def _idle(self, known: _Known, limit: float) -> float:
@@ -351,7 +368,7 @@ class AgentCalls:
             raise error
         if environment is not None and (ended or call.kind == "reset"):
             self._broken.append(environment)
-        masked = self._masked and row is not None and row < len(self._reasons)
+        masked = self._masked and row in self._reasons
         if row is not None and masked:
             self._reasons[row] = REASON
         lesson = "its sample is left out of the loss" if masked else "the model is shown the error"
@@ -363,7 +380,7 @@ class AgentCalls:
         raise error
 
     def _left(self, row: int | None) -> bool:
-        return row is not None and row < len(self._reasons) and bool(self._reasons[row])
+        return row is not None and bool(self._reasons.get(row))
 
     def _tell(
         self, call: AgentCall, known: _Known, error: Exception, lesson: str, *, masked: bool = False
@@ -406,6 +423,26 @@ class ToolsPart(RankFeature):
     """Tools at the points of a rank."""
 
     name = ToolSettings.NAME
+
+    def call(self, session: Session, points: CallPoints) -> None:
+        """Bound the calls of AsyncGRPO's agents, in the process that makes its rollouts."""
+        known = async_grpo_names.agents_known(points.trainer)
+        if known is False and session.settings.attempt == 0:
+            session.warn(
+                "how the rollout worker of this trainer calls tools is not known: they have no limit"
+            )
+        if not known:
+            return
+        from grpo_run.runtime.features.agent_tools._async import BoundedLoop
+
+        worker, config = getattr(points.trainer, async_grpo_names.WORKER), session.config
+        told = RankTools.model_validate(session.settings.features.get(self.name) or {})
+        loop = BoundedLoop(
+            loop=getattr(worker, async_grpo_names.LOOP_CLASS), settings=config.of(ToolSettings),
+            deadlines=config.deadlines, told=told.model_copy(update={"moved": ()}), run_id=config.run_id,
+            journal=RunDirectory(path=config.run_directory).journal, attempt=session.settings.attempt,
+        )  # fmt: skip
+        points.hooks.enter_context(override_attributes(worker, **{async_grpo_names.LOOP_CLASS: loop}))
 
     def rollouts(self, trainer: Any, session: Session, train_call: int, points: RolloutPoints) -> None:
         """Bound the calls of a trainer's agents; a trainer without them is left alone."""
