@@ -9,7 +9,7 @@ from support.async_rollouts.serving import serving
 from support.runs import SCRIPTS, Run, Runs
 
 pytestmark = [pytest.mark.full, pytest.mark.timeout(400)]
-SECONDS = 240.0
+SECONDS = 120.0
 
 
 @pytest.fixture
@@ -22,7 +22,7 @@ def url() -> Iterator[str]:
 def ran(runs: Runs, url: str, fault: str, *options: str) -> Run:
     run = runs(
         "--nproc-per-node", "2", *options, str(SCRIPTS / "async_prompts.py"), "--agent", "--server", url,
-        "--prompts", "200", "--output-dir", "out", "--num-generations", "2", "--max-steps", "8",
+        "--prompts", "400", "--output-dir", "out", "--num-generations", "2", "--max-steps", "40",
         "--per-device-train-batch-size", "4", "--save-steps", "1000", environment={"AGENT_FAULT": fault},
     ).start().ended(timeout_seconds=SECONDS)  # fmt: skip
     assert run.status()["recoveries"] == []

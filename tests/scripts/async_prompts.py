@@ -70,6 +70,7 @@ def main() -> None:
                 "num_train_epochs": 1, "max_completion_length": 64, "max_staleness": 1000,
                 "queue_maxsize": 8, "max_inflight_tasks": 12, "token_budget": 0,
                 "vllm_server_base_url": arguments.server, **arguments.settings,
+                **({"max_tool_calling_iterations": 1} if arguments.agent else {}),
             }
         ),
         reward_funcs=async_grpo.letters,
