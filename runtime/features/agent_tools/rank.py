@@ -2,9 +2,9 @@
 
 A call that is ended, or that raises one of the exceptions by which its infrastructure fails (`_outages.py`),
 is made once more: for a method of an environment, `reset` and the calls before it are repeated first, and
-must answer as before; in a new environment if it was ended. If that fails too, TRL goes on as after any exception of a tool, and the row leaves
-baseline and loss. An environment in which a call was ended is not used again. Calls are counted by name for
-the journal.
+must answer as before; in a new environment if it was ended. If that fails too, TRL goes on as after any
+exception of a tool, and the row leaves baseline and loss. An environment in which a call was ended is not
+used again. Calls are counted by name for the journal.
 """
 
 from __future__ import annotations
