@@ -99,6 +99,8 @@ CONVERSE, SCORE = "_generate_one", "_score_group"
 """Its asynchronous methods: make a conversation (prompt, tool_dict=...), right after `reset` of its
 environment, and return a tuple whose first element is the completion; and score a group of them, in which a
 reward of None is none."""
+GROUP_REWARDS = ("env_rewards", "rollout_rewards")
+"""Attributes of a group: lists of rewards of its conversations, where None is none."""
 TOOL_THREADS, ENVIRONMENT_POOL, EVENT_LOOP = "_tool_pool", "_environment_pool", "_loop"
 """Its attributes: the executor of blocking tools, resets and rewards of environments; idle environments by
 name, missing without any; and the event loop."""

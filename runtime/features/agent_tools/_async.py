@@ -136,10 +136,8 @@ class Conversations:
 
     def _call(self, function: Any, called: Callable[..., Any]) -> Callable[..., Any]:
         """Return what is called in the place of a function of the script, which `called` calls."""
-        name, owner = (
-            getattr(function, "__name__", type(function).__name__),
-            getattr(function, "__self__", None),
-        )
+        name = getattr(function, "__name__", type(function).__name__)
+        owner = getattr(function, "__self__", None)
         fields: dict[str, Any] = {"name": tool_name(name), "kind": "tool", "row": lambda given: _row.get()}
         if type(owner) in self._kinds:
             fields |= {"kind": "step", "environment": lambda given: owner}
@@ -192,8 +190,9 @@ class Conversations:
         left = {at for at, number in enumerate(numbers) if self._calls.end_row(number)}
         if not left:
             return await original(group)
-        for values in (group.env_rewards, group.rollout_rewards):
-            values[:] = _without(left, values)
+        for name in names.GROUP_REWARDS:
+            if values := getattr(group, name, None):
+                values[:] = _without(left, values)
         functions = [_rewarding(function, left) for function in loop.reward_funcs]
         with override_attributes(loop, reward_funcs=functions):
             return await original(group)
