@@ -2,7 +2,7 @@
 
 TRL spawns that process from rank 0 and calls there what we send in the place of its class (`BoundedLoop`).
 Blocking functions run in threads, as under TRL, and asynchronous ones in its event loop. A call that is late
-is left behind, and counted, made once more and told as in a rank (`rank.py`); a thread that never ends stays
+is left behind, counted, made once more and told as in a rank (`_calls.py`); a thread that never ends stays
 until its process does. An environment boots in the event loop, where a signal ends it.
 
 A conversation that has to be left out gets no reward of any function, which TRL leaves out of baseline and
@@ -25,7 +25,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from grpo_run.runtime.features.agent_tools.rank import AgentCalls
+from grpo_run.runtime.features.agent_tools._calls import AgentCalls
 from grpo_run.runtime.features.agent_tools.settings import RankTools, ToolSettings
 from grpo_run.runtime.history.events import WarningGiven
 from grpo_run.runtime.history.journal import Journal

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from grpo_run.runtime.features.agent_tools import rank
+from grpo_run.runtime.features.agent_tools import _calls
 from grpo_run.runtime.features.agent_tools._async import BoundedLoop
 from grpo_run.runtime.features.agent_tools.events import ToolCalls, ToolCancelled
 from grpo_run.runtime.features.agent_tools.settings import RankTools, ToolSettings
@@ -123,8 +123,8 @@ def run_loop(
     monkeypatch.setattr(worker, "logger", logging.getLogger(__name__))  # TRL's needs a state of accelerate
     monkeypatch.setattr(worker, "parse_response", parsed)
     monkeypatch.setattr(worker, "is_chat_template_prefix_preserving", lambda tokenizer: True)
-    monkeypatch.setattr(rank, "PAUSE_SECONDS", 0.0)
-    monkeypatch.setattr(rank, "WRITE_SECONDS", 0.0)
+    monkeypatch.setattr(_calls, "PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr(_calls, "WRITE_SECONDS", 0.0)
     journal = tmp_path / "journal.jsonl"
     bounded = BoundedLoop(
         loop=Loop, settings=ToolSettings(timeout_seconds=0.5), deadlines=DeadlineSettings(), told=RankTools(),

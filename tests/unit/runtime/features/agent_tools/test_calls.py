@@ -12,10 +12,10 @@ import pytest
 
 from grpo_run.runtime.errors import ConfigError
 from grpo_run.runtime.event import Event
-from grpo_run.runtime.features.agent_tools import rank
+from grpo_run.runtime.features.agent_tools import _calls
+from grpo_run.runtime.features.agent_tools._calls import AgentCalls
 from grpo_run.runtime.features.agent_tools._outages import CallEndedError, OtherAnswerError
 from grpo_run.runtime.features.agent_tools.events import ToolCalls, ToolCancelled, ToolFault, ToolHistory
-from grpo_run.runtime.features.agent_tools.rank import AgentCalls
 from grpo_run.runtime.features.agent_tools.settings import RankTools, ToolSettings
 from grpo_run.runtime.rank.points import AgentCall
 from grpo_run.watchdog.stalls.deadlines import DeadlineSettings
@@ -44,7 +44,7 @@ class Session:
 
 @pytest.fixture(autouse=True)
 def no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rank, "PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr(_calls, "PAUSE_SECONDS", 0.0)
 
 
 def calls_of(session: Session, told: RankTools = RankTools(), trainer: Any = None) -> AgentCalls:  # noqa: B008
@@ -492,7 +492,7 @@ def test_a_call_that_does_nothing_is_told_to_the_hang_detector_until_its_limit()
 
 def test_a_reset_gets_a_seed_unless_the_data_has_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """By the place of its sample among those of all ranks."""
-    monkeypatch.setattr(rank, "seed_of", lambda trainer, sample: 100 + sample)
+    monkeypatch.setattr(_calls, "seed_of", lambda trainer, sample: 100 + sample)
     calls = calls_of(Session(None))
     seeds: list[Any] = []
 
