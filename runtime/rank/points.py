@@ -114,7 +114,9 @@ class AgentCall:
             `get_reward`.
         function: of the script.
         row: of the rank's rollout, from the arguments of the call; None for a boot, which is of no row.
-        environment: the instance that it belongs to, from the arguments; None for a tool without one.
+        environment: the instance that it belongs to now, from the arguments; None for a tool without one.
+        renew: puts a new environment in its place, also for TRL, and returns the arguments of the call with
+            it; raises what its boot raises. None for a call without one, and where TRL has no pool of them.
     """
 
     name: str
@@ -122,6 +124,7 @@ class AgentCall:
     function: Callable[..., Any]
     row: Callable[[tuple[Any, ...]], int | None] = lambda given: None
     environment: Callable[[tuple[Any, ...]], Any] = lambda given: None
+    renew: Callable[[tuple[Any, ...]], tuple[Any, ...]] | None = None
 
 
 AgentWrapper = Callable[[AgentCall], Callable[..., Any]]

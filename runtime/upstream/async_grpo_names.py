@@ -7,9 +7,13 @@ Contains names, and what follows from them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from contextlib import ExitStack
+import queue
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any
+
+from grpo_run.runtime.upstream.patches import override_attributes
 
 WORKER = "rollout_worker"
 """Trainer attribute, on rank 0: what makes the rollouts, with the attribute `BUFFER`, a queue, and the
@@ -89,6 +93,31 @@ UNKNOWN_ORDER = (
 )
 
 
+TOOLS, ENVIRONMENT_FACTORY, POLICY = "tools", "environment_factory", "model_version_value"
+"""Arguments of that class: what is called in its process, and the shared number of the policy."""
+CONVERSE, SCORE = "_generate_one", "_score_group"
+"""Its asynchronous methods: make a conversation (prompt, tool_dict=...), right after `reset` of its
+environment, and return a tuple whose first element is the completion; and score a group of them, in which a
+reward of None is none."""
+GROUP_REWARDS = ("env_rewards", "rollout_rewards")
+"""Attributes of a group: lists of rewards of its conversations, where None is none."""
+TOOL_THREADS, ENVIRONMENT_POOL, EVENT_LOOP = "_tool_pool", "_environment_pool", "_loop"
+"""Its attributes: the executor of blocking tools, resets and rewards of environments; idle environments by
+name, missing without any; and the event loop."""
+
+
+def agents_known(trainer: Any) -> bool | None:
+    """Whether it is known how the worker's process calls tools and environments; None without any, and on
+    other ranks than 0.
+    """
+    worker = getattr(trainer, WORKER, None)
+    arguments = getattr(worker, LOOP, None) or {}
+    if not (arguments.get(TOOLS) or arguments.get(ENVIRONMENT_FACTORY)):
+        return None
+    kind = getattr(worker, LOOP_CLASS, None)
+    return hasattr(kind, CONVERSE) and hasattr(kind, SCORE)
+
+
 class _Collated(set[int]):
     def __init__(self, groups: set[int], told: Callable[[int], None]) -> None:
         super().__init__(groups)
@@ -145,3 +174,50 @@ def dropped(trainer: Any, sample: Any) -> str:
     if is_too_old(trainer, sample):
         return STALE
     return TOO_LONG if 0 < (trainer.args.token_budget or 0) < len(sample.input_ids) else ""
+
+
+MEASURED = "metrics_queue"
+"""Attribute of the worker: the queue of what its process has measured since it sent the last, by name. The
+trainer takes it when it logs."""
+FAILED_REQUESTS = "rollout/vllm_retry_total"
+"""Requests that have failed and were made again."""
+TURNS = "rollout/turns_mean"
+"""A pair of sums: the requests that were answered, and the rollouts that they were for."""
+MOST_MEASURED = 4096
+"""That wait for the trainer's next log line; as many as TRL keeps."""
+
+
+class Requests:
+    """Which of the requests of a trainer's worker have failed, on rank 0; elsewhere nothing is known."""
+
+    def __init__(self, trainer: Any) -> None:
+        self._queue = getattr(getattr(trainer, WORKER, None), MEASURED, None)
+        self._take: Callable[[], Any] | None = getattr(self._queue, "get_nowait", None)
+        self._waiting: deque[Any] = deque(maxlen=MOST_MEASURED)
+
+    @contextmanager
+    def read(self) -> Iterator[None]:
+        """Let the trainer get for the length of the block what was taken before it asks."""
+        if self._take is None:
+            yield
+            return
+        take = self._take
+
+        def get_nowait() -> Any:
+            return self._waiting.popleft() if self._waiting else take()
+
+        with override_attributes(self._queue, get_nowait=get_nowait):
+            yield
+
+    def aborted_share(self) -> float | None:
+        """Return the share of the requests since the last call that have failed; None without any."""
+        failed = answered = 0.0
+        try:
+            while self._take is not None:
+                measured = self._take()
+                self._waiting.append(measured)
+                failed += measured.get(FAILED_REQUESTS, 0.0)
+                answered += measured.get(TURNS, (0.0,))[0]
+        except queue.Empty:
+            pass
+        return failed / (failed + answered) if failed + answered else None

@@ -77,12 +77,24 @@ def test_a_tool_that_hangs_for_one_prompt_costs_the_samples_of_that_prompt(runs:
 def test_a_call_that_does_not_return_is_ended_wherever_it_is(
     runs: Runs, fault: str, place: str, name: str
 ) -> None:
-    """Its environment is not used again, so its sample is left out; a tool is called once more."""
+    """It is made once more. For an environment that is in another one, which was brought to where it was."""
     run = launched(runs, fault, "--tool-timeout", "2", script=("--place", place)).ended()
     (ended,) = run.events("tool_cancelled")
-    assert (ended["rank"], ended["tool"]) == (1, name)
+    assert (ended["rank"], ended["tool"], ended["masked"]) == (1, name, False)
     assert run.status()["recoveries"] == []
-    assert masked(run) == (place != "tool")
+    assert ("it is made once more, in a new environment" in run.printed()) is (place != "tool")
+    assert masked(run) == 0
+    assert digest(run.folder / "out") == undisturbed_weights()
+
+
+@full
+@pytest.mark.parametrize("place", ["step", "reset", "reward"])
+def test_an_environment_that_hangs_twice_costs_its_sample(runs: Runs, place: str) -> None:
+    """Also the new one, which a row of the same rank gets next."""
+    run = launched(runs, "sleep_twice", "--tool-timeout", "1", script=("--place", place)).ended()
+    assert [event["masked"] for event in run.events("tool_cancelled")] == [False, True]
+    assert masked(run) == 1
+    assert run.status()["recoveries"] == []
 
 
 @full

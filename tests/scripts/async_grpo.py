@@ -71,10 +71,10 @@ def letters(completions: list[Any], **_: Any) -> list[float]:
     return [len(set(one[0]["content"])) + 0.1 * len(one[0]["content"]) for one in completions]
 
 
-def make_model(folder: Path) -> None:
+def make_model(folder: Path, template: str = TEMPLATE) -> None:
     """Write a model and a tokenizer which vLLM loads: its CPU kernels need heads of width 32."""
     tokenizer = tiny.tokenizer()
-    tokenizer.chat_template = TEMPLATE
+    tokenizer.chat_template = template
     tokenizer.response_template = ANSWER
     tokenizer.save_pretrained(folder)
     tiny.model(len(tokenizer), seed=11, hidden_size=64, max_position_embeddings=256).save_pretrained(folder)

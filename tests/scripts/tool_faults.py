@@ -36,6 +36,12 @@ def sleep() -> None:
     time.sleep(LONG_SECONDS)  # sleeps
 
 
+def sleep_twice() -> None:
+    chosen.at, chosen.always = chosen.at + 1, True
+    chosen.fault = "sleep"
+    sleep()
+
+
 def loop() -> None:
     while True:  # loops
         pass
@@ -87,8 +93,9 @@ def child() -> None:
 
 
 FAULTS = {
-    "sleep": sleep, "loop": loop, "retry": retry, "error": error, "c": locked_in_c, "gil": locked_with_gil,
-    "segfault": segfault, "slow": slow, "child": child, "own_error": own_error, "outage": outage,
+    "sleep": sleep, "sleep_twice": sleep_twice, "loop": loop, "retry": retry, "error": error,
+    "c": locked_in_c, "gil": locked_with_gil, "segfault": segfault, "slow": slow, "child": child,
+    "own_error": own_error, "outage": outage,
 }  # fmt: skip
 RESULTS = {"garbage": object, "big": lambda: "1" * 10_000_000}
 

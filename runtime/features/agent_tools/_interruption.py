@@ -5,7 +5,7 @@ variables and connections are the same. The heartbeat's thread looks at the cloc
 sends the signal to the main thread; a wait in the kernel, a sleep, a lock and a loop in Python end by it.
 Code in C that neither returns nor lets signals be handled goes on; the hang detector then ends the attempt.
 The exception is no `Exception`, so a tool's retries do not take it for a failure of their own. Called by
-`rank.py`.
+`_calls.py`.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 The limit is the hang detector's for the same call (`watchdog.stalls.deadlines`), shortened so that the call
 ends before the attempt. It is never below what the detector grants a rank with a connection to outside,
-because what a tool waits for there cannot be seen. Called by `rank.py`.
+because what a tool waits for there cannot be seen. Called by `_calls.py`.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 They are known by names: of a class, or of a base of it, and also those of the exception from which it was
 raised, because clients wrap what the system says in exceptions of their own. No library is imported to
-compare classes. What we raise ourselves counts too. Called by `rank.py`, and by the worker, whose exceptions
+compare classes. What we raise ourselves counts, too. Used by `_calls.py`, and by the worker, whose errors
 do not leave its process.
 """
 

@@ -3,7 +3,7 @@
 The tool is sent pickled by value, so the worker starts as an interpreter of its own, without the rank's
 threads, locks and devices, and without the script's `__main__`. It keeps what the tool keeps in its globals
 until it is killed. It is the leader of a process group, which is killed with it, and dies with the rank.
-Called by `rank.py`.
+Called by `_calls.py`.
 """
 
 from __future__ import annotations

@@ -15,6 +15,8 @@ of the observations is a part of a checkpoint, so a resumed run trips at the sam
 - capped completions: a limit, not the model, ends too many completions.
 - mismatch: vLLM samples from another policy than the one that is trained. Not observed without vLLM.
 - tools: too many calls of an agent's tools fail. Not observed without tools.
+- aborted: too many requests to the server are aborted and made again. Observed of AsyncGRPO only: GRPO ends
+  with its first one.
 """
 
 from __future__ import annotations
@@ -46,7 +48,7 @@ Series = Sequence[Observation]
 
 NOT_FINITE = "not_finite"
 """Name of the observation that the loss or the norm of the gradient, before any filter, was not finite. Ranks
-may differ in no other one."""
+may differ in no other one but `aborted`, which only rank 0 sees."""
 
 
 _STORED = pydantic.TypeAdapter(dict[str, list[Observation]])
@@ -360,6 +362,17 @@ def find_failing_tools(series: Series, limit: float | None) -> Trip | None:
     return _find_share(LearningGuard.tools, series, limit, "of the calls of tools have failed since step")
 
 
+def find_aborted_requests(series: Series, limit: float | None) -> Trip | None:
+    """Return a trip if too many requests are aborted, by the rule of capped completions.
+
+    Args:
+        series: share of the requests of a step that were aborted.
+        limit: the largest share allowed; None for a rise above `RISE_TO`.
+    """
+    what = "of the requests to the rollout server have been aborted since step"
+    return _find_share(LearningGuard.aborted, series, limit, what)
+
+
 def _find_share(guard: LearningGuard, series: Series, limit: float | None, what: str) -> Trip | None:
     earlier = series[:-CAPPED_ROLLOUTS]
     bound = limit if limit is not None else RISE_TO
@@ -420,10 +433,11 @@ _FINDERS: Mapping[LearningGuard, tuple[str, Callable[[Series, float | None], Tri
     LearningGuard.capped: ("capped", find_capped_completions),
     LearningGuard.mismatch: ("mismatch", find_mismatch),
     LearningGuard.tools: ("tools", find_failing_tools),
+    LearningGuard.aborted: ("aborted", find_aborted_requests),
 }
 """By guard, the name of the observations that it judges, and how. A step that trains on an earlier rollout
 shows no reward, one without a reference model no `kl`, one without vLLM no `mismatch`, one without tools no
-`tools`."""
+`tools`, one without new rollouts of AsyncGRPO no `aborted`."""
 
 
 def judge(history: ObservationHistory, step: int, rules: Rules) -> list[Trip]:

@@ -31,7 +31,7 @@ from grpo_run.runtime.features.learning_guards.settings import (
 )
 from grpo_run.runtime.rank.points import CallPoints, RankFeature
 from grpo_run.runtime.rank.session import Session
-from grpo_run.runtime.upstream import tensor_files, trainer_names
+from grpo_run.runtime.upstream import async_grpo_names, tensor_files, trainer_names
 from grpo_run.runtime.upstream.patches import override_attributes
 from grpo_run.watchdog.causes import Cause
 from grpo_run.watchdog.json_values import to_json
@@ -94,6 +94,7 @@ class TrainerSteps:
         self._loss_is_finite = True
         self._norm: Any = None
         self._lengths: dict[str, int] = {}
+        self.requests = async_grpo_names.Requests(trainer)
 
     def begin_step(self) -> None:
         """Note what has been collected for the next log line before this step."""
@@ -127,6 +128,8 @@ class TrainerSteps:
             new = [one for one in table.get(key, ())[self._lengths.get(name, 0) :] if math.isfinite(one)]
             if new:
                 values[name] = fmean(new)
+        if (share := self.requests.aborted_share()) is not None:
+            values["aborted"] = share
         return values
 
     def _table(self) -> Mapping[str, list[float]]:
@@ -154,6 +157,7 @@ def read_steps(trainer: Any, reader: TrainerSteps) -> Iterator[None]:
         return norm
 
     with (
+        reader.requests.read(),
         override_attributes(trainer, training_step=step),
         override_attributes(accelerator, clip_grad_norm_=clip_and_note),
     ):
@@ -215,6 +219,9 @@ ADVICE = {
     LearningGuard.mismatch: (
         "Look whether vLLM still gets the weights, and with which precision and sampling settings it"
         " generates."
+    ),
+    LearningGuard.aborted: (
+        "Look whether the server still answers in time: at its log, its load, and what lies between."
     ),
     LearningGuard.tools: (
         "Look whether what the tools use is there, and whether the model still calls them as they are"

@@ -31,6 +31,7 @@ class LearningGuard(TextEnum):
     capped = "capped"
     mismatch = "mismatch"
     tools = "tools"
+    aborted = "aborted"
 
 
 class GuardResponse(TextEnum):
@@ -63,10 +64,13 @@ LIMITS: Mapping[LearningGuard, str] = MappingProxyType(
         LearningGuard.capped: "largest share of capped completions",
         LearningGuard.mismatch: "largest mean difference between vLLM and the trainer in nats",
         LearningGuard.tools: "largest share of calls of tools that fail",
+        LearningGuard.aborted: "largest share of requests to the rollout server that fail",
     }
 )
 """What the limit of a guard is, for those that have one."""
-FRACTIONS = frozenset({LearningGuard.reward, LearningGuard.capped, LearningGuard.tools})
+FRACTIONS = frozenset(
+    {LearningGuard.reward, LearningGuard.capped, LearningGuard.tools, LearningGuard.aborted}
+)
 """Guards whose limit is a share, between 0 and 1."""
 
 

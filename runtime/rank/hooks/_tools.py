@@ -12,6 +12,7 @@ import functools
 import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from types import MethodType
 from typing import Any, Literal
 
 from grpo_run.runtime.rank.hooks._phases import as_callback
@@ -25,6 +26,8 @@ from grpo_run.watchdog.observation import Phase
 from grpo_run.watchdog.text import boot_name, reset_name, reward_name, tool_name
 
 _MARKED = "_grpo_run_tool"
+_TOOLS = ((trainer_names.SYNC_TOOLS, False), (trainer_names.ASYNC_TOOLS, True))
+"""Where TRL has the tools of each row, and whether they are asynchronous."""
 
 
 @contextmanager
@@ -87,18 +90,24 @@ class _Agents:
         self._session = session
         self._features = features
         self._running = 0
+        self._boots: dict[object, Callable[[], Any]] = {}
 
     def tool(self, function: Callable[..., Any], name: str, row: int, *, asynchronous: bool) -> Any:
         """Return a tool of one row, marked."""
         owner = getattr(function, "__self__", None)
         of_row = self._environments()[row] if row < len(self._environments()) else None
-        environment = owner if owner is of_row else None
+        is_step = owner is not None and owner is of_row
+
+        def environment(given: tuple[Any, ...]) -> Any:
+            return self._environments()[row] if is_step else None
+
         call = AgentCall(
             name=tool_name(name),
-            kind="tool" if environment is None else "step",
+            kind="step" if is_step else "tool",
             function=function,
             row=lambda given: row,
-            environment=lambda given: environment,
+            environment=environment,
+            renew=self._renewing(environment) if is_step else None,
         )
         return self._async(call) if asynchronous else self._sync(call)
 
@@ -109,7 +118,9 @@ class _Agents:
         def made() -> Any:  # a class is not wrapped: the wrapper would get its attributes
             return factory()
 
-        return self._sync(AgentCall(name=boot_name(str(shown)), kind="boot", function=made))
+        call = AgentCall(name=boot_name(str(shown)), kind="boot", function=made)
+        self._boots[name] = self._called(call)
+        return self._sync(call)
 
     def method(self, kind: type, which: Literal["reset", "reward"]) -> Any:
         """Return `reset` or `get_reward` of an environment's class, marked: its instances may be pickled, or
@@ -130,12 +141,34 @@ class _Agents:
             function=getattr(kind, attribute),
             row=lambda given: self._row_of(environment(given)),
             environment=environment,
+            renew=self._renewing(environment),
         )
         marked = self._async(call) if is_coroutine_function(call.function) else self._sync(call)
         return marked if takes_instance else staticmethod(marked)
 
     def _environments(self) -> Sequence[Any]:
         return getattr(self._trainer, trainer_names.ENVIRONMENT_LIST, None) or ()
+
+    def _renewing(
+        self, environment: Callable[[tuple[Any, ...]], Any]
+    ) -> Callable[[tuple[Any, ...]], tuple[Any, ...]] | None:
+        """Return `AgentCall.renew` of a call that belongs to an environment."""
+        pools = getattr(self._trainer, trainer_names.ENVIRONMENTS, {})
+
+        def renew(given: tuple[Any, ...]) -> tuple[Any, ...]:
+            old = environment(given)
+            row = self._row_of(old)
+            name, pool, at = next(
+                (name, pool, at) for name, pool in pools.items() for at, one in enumerate(pool) if one is old
+            )
+            pool[at] = getattr(self._trainer, trainer_names.ENVIRONMENT_LIST)[row] = new = self._boots[name]()
+            for attribute, _ in _TOOLS:  # those that were not called yet
+                tools = getattr(self._trainer, attribute)[row]
+                bound = [key for key, one in tools.items() if getattr(one, "__self__", None) is old]
+                tools.update({key: MethodType(tools[key].__func__, new) for key in bound})
+            return tuple(new if one is old else one for one in given)
+
+        return renew if pools else None
 
     def _row_of(self, environment: Any) -> int | None:
         rows = (row for row, one in enumerate(self._environments()) if one is environment)
@@ -170,10 +203,8 @@ class _Agents:
 
 
 def _marked_tools(trainer: Any, agents: _Agents) -> Handler:
-    kinds = ((trainer_names.SYNC_TOOLS, False), (trainer_names.ASYNC_TOOLS, True))
-
     def mark_first(call_tools: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        for attribute, asynchronous in kinds:
+        for attribute, asynchronous in _TOOLS:
             for row, tools in enumerate(getattr(trainer, attribute, ())):
                 for name, tool in tools.items():
                     if not hasattr(tool, _MARKED):

@@ -89,6 +89,40 @@ def test_each_micro_batch_tells_its_rows(sources: tuple[str, str, str]) -> None:
     assert f"self._trainer.{names.BEFORE} + len(self._trainer.{names.COLLATED})" in stop
 
 
+def test_the_process_tells_how_many_requests_have_failed(sources: tuple[str, str, str]) -> None:
+    """And how many were answered."""
+    trainer, worker, _ = sources
+    module = pytest.importorskip("trl.experimental.async_grpo.async_rollout_worker", reason="TRL without it")
+    loop = inspect.getsource(module._AsyncRolloutLoop)
+    assert f"self.{names.MEASURED} = ctx.Queue(maxsize={names.MOST_MEASURED})" in worker
+    assert f"self.{names.WORKER}.{names.MEASURED}.get_nowait().items()" in trainer
+    assert f'self._counters["{names.FAILED_REQUESTS}"] += 1' in loop
+    assert f'self._rates["{names.TURNS}"][0] += turns' in loop
+
+
+def test_the_process_calls_tools_and_environments_where_they_are_bounded(
+    sources: tuple[str, str, str],
+) -> None:
+    """Through one executor, after `reset` of the same environment, and with its class from the worker."""
+    _, worker, _ = sources
+    module = pytest.importorskip("trl.experimental.async_grpo.async_rollout_worker", reason="TRL without it")
+    loop, group = inspect.getsource(module._AsyncRolloutLoop), inspect.getsource(module.RolloutGroup)
+    assert f"self.{names.LOOP_CLASS}," in worker[worker.index(f"def {names.START}(") :]
+    for argument in (names.TOOLS, names.ENVIRONMENT_FACTORY, names.POLICY):
+        assert f"        {argument}: " in loop
+    executor = f"self.{names.TOOL_THREADS}"
+    executor, flat = f"run_in_executor(self.{names.TOOL_THREADS}, ", "".join(loop.split())
+    bounded = ("functools.partial(tool,", "functools.partial(environment.reset,", "get_reward)")
+    assert all("".join(f"{executor}{one}".split()) in flat for one in bounded)
+    assert flat.count("run_in_executor(") == len(bounded)
+    reset = loop.index("environment.reset, **reset_kwargs")
+    assert reset < loop.index(f"self.{names.CONVERSE}(prompt, tool_dict=tool_dict")
+    assert f"samples = await self.{names.SCORE}(group)" in loop
+    assert f"self.{names.EVENT_LOOP} = asyncio.new_event_loop()" in loop
+    assert f"self.{names.ENVIRONMENT_POOL}[name].append(environment)" in loop
+    assert all(f"    {name}: list[" in group for name in names.GROUP_REWARDS)
+
+
 def test_a_set_that_is_watched_is_a_set() -> None:
     """And the trainer has its own again afterwards, with what was added."""
     told: list[int] = []

@@ -12,10 +12,10 @@ import pytest
 
 from grpo_run.runtime.errors import ConfigError
 from grpo_run.runtime.event import Event
-from grpo_run.runtime.features.agent_tools import rank
-from grpo_run.runtime.features.agent_tools._outages import OtherAnswerError
+from grpo_run.runtime.features.agent_tools import _calls
+from grpo_run.runtime.features.agent_tools._calls import AgentCalls
+from grpo_run.runtime.features.agent_tools._outages import CallEndedError, OtherAnswerError
 from grpo_run.runtime.features.agent_tools.events import ToolCalls, ToolCancelled, ToolFault, ToolHistory
-from grpo_run.runtime.features.agent_tools.rank import AgentCalls
 from grpo_run.runtime.features.agent_tools.settings import RankTools, ToolSettings
 from grpo_run.runtime.rank.points import AgentCall
 from grpo_run.watchdog.stalls.deadlines import DeadlineSettings
@@ -44,7 +44,7 @@ class Session:
 
 @pytest.fixture(autouse=True)
 def no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rank, "PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr(_calls, "PAUSE_SECONDS", 0.0)
 
 
 def calls_of(session: Session, told: RankTools = RankTools(), trainer: Any = None) -> AgentCalls:  # noqa: B008
@@ -355,6 +355,62 @@ def test_an_environment_that_cannot_be_brought_there_costs_its_sample(again: str
     assert calls.row_reasons() == ["tool", ""]
 
 
+def ended_in(which: str, offset: int = 0, *, boots: bool = True) -> tuple[AgentCalls, list[Any], list[Game]]:
+    """Play a game in which a call is ended. Return the answers, and the games: that in use first."""
+    session, games = Session(None), [Game(), Game()]
+    old, games[1].offset = games[0], offset
+    calls = calls_of(session)
+
+    def renew(given: tuple[Any, ...]) -> tuple[Any, ...]:
+        if not boots:
+            raise KeyError("no image")
+        games.reverse()
+        return tuple(games[0] if one is old else one for one in given)
+
+    fields: dict[str, Any] = {
+        "row": lambda given: 0, "environment": lambda given: games[0], "renew": renew,
+    }  # fmt: skip
+    reset = calls.replaced(AgentCall(name="reset of Game", kind="reset", function=Game.reset, **fields))
+    add = calls.replaced(AgentCall(name="tool add", kind="step", function=old.add, **fields))
+    reward = calls.replaced(AgentCall(name="get_reward", kind="reward", function=Game.get_reward, **fields))
+    answers: list[Any] = []
+
+    def rollout() -> None:
+        for name in ("reset", "add", "reward"):
+            old.failing = [CallEndedError(1.0, "interrupted")] if name == which else []
+            try:
+                answers.append(
+                    add(number=3) if name == "add" else {"reset": reset}.get(name, reward)(games[0])
+                )
+            except OtherAnswerError as error:
+                answers.append(error)
+
+    in_rollout(calls, rollout)
+    return calls, answers, games
+
+
+@pytest.mark.parametrize("which", ["reset", "add", "reward"])
+def test_a_call_that_was_ended_is_made_again_in_a_new_environment(which: str) -> None:
+    """It was brought to where the old one was, which is not used again."""
+    calls, answers, games = ended_in(which)
+    assert answers == ["begin", "3", 3.0]
+    assert calls.row_reasons() == ["", ""]
+    assert calls._broken == games[1:]
+
+
+@pytest.mark.parametrize(
+    ("which", "boots"), [("reset", False), ("add", False), ("reward", False), ("reward", True)]
+)
+def test_an_environment_that_has_no_successor_costs_its_sample(which: str, boots: bool) -> None:
+    """It does not boot, or answers otherwise; and it is not used again."""
+    calls, answers, games = ended_in(which, offset=1, boots=boots)
+    assert answers[2] == (3.0 if which == "reset" else 0.0)
+    assert answers[0] == (None if which == "reset" else "begin")
+    assert isinstance(answers[1], OtherAnswerError) is (which == "add")
+    assert calls.row_reasons() == ["tool", ""]
+    assert games[0] in calls._broken
+
+
 def test_an_environment_that_is_not_reset_gives_no_observation_and_no_reward() -> None:
     """Its sample leaves, whatever its reward would be, and TRL makes another environment."""
     session, game = Session(None), Game()
@@ -436,7 +492,7 @@ def test_a_call_that_does_nothing_is_told_to_the_hang_detector_until_its_limit()
 
 def test_a_reset_gets_a_seed_unless_the_data_has_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """By the place of its sample among those of all ranks."""
-    monkeypatch.setattr(rank, "seed_of", lambda trainer, sample: 100 + sample)
+    monkeypatch.setattr(_calls, "seed_of", lambda trainer, sample: 100 + sample)
     calls = calls_of(Session(None))
     seeds: list[Any] = []
 

@@ -6,8 +6,9 @@ import json
 import random
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import replace
+from queue import Empty, Queue
 from types import SimpleNamespace
 from typing import Any
 
@@ -212,6 +213,40 @@ def test_failing_tools_are_read_where_trl_collects_them_and_are_a_warning(
     (tripped,) = [event for event in events() if event["event"] == "guard_tripped"]
     assert (tripped["guard"], tripped["step"], tripped["onset"]) == ("tools", 22, 18)
     assert call.points.alarm is None
+
+
+@pytest.mark.parametrize("response", ["warn", "stop"])
+def test_aborted_requests_are_read_of_asyncgrpos_process_before_the_trainer_logs_them(
+    session: Any, hooks: ExitStack, events: Events, response: str
+) -> None:
+    """Which gets all of it, in order. The vote of rank 0 ends all ranks, if it is to."""
+    session.config = with_guard(session.config, f"aborted={response}")
+    trainer, measured = Trainer(), Queue[Any]()
+    trainer.rollout_worker = SimpleNamespace(metrics_queue=measured)
+    call = Call(session, trainer=trainer, hooks=hooks)
+    logged = []
+    for step in range(1, 25):
+        call.begins(step)
+        failed = 1.0 if step < 18 else 30.0
+        measured.put({"rollout/vllm_retry_total": failed, "rollout/turns_mean": (9.0, 3.0)})
+        measured.put({"rollout/duration_s": 0.5})
+        call.ends(step)
+        if step % 5 == 0:
+            with suppress(Empty):
+                while True:
+                    logged.append(measured.get_nowait())
+        if call.points.alarm is not None:
+            break
+    assert len(logged) == 40
+    assert logged[::2] == [
+        {"rollout/vllm_retry_total": 1.0 if step < 18 else 30.0, "rollout/turns_mean": (9.0, 3.0)}
+        for step in range(1, 21)
+    ]
+    found = [event for event in events() if event["event"] == "guard_tripped"]
+    assert [(one["guard"], one["step"], one["onset"]) for one in found] == [("aborted", 22, 18)] * (
+        response == "warn"
+    )
+    assert (call.points.alarm is not None) is (response == "stop")
 
 
 def test_a_trainer_is_left_as_it_was(session: Any) -> None:
