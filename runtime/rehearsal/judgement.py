@@ -111,7 +111,8 @@ def _lost(drill: Drill, seen: Seen) -> tuple[str, bool]:
         repeated, resumed = (fault.repeated, fault.resumed_at) if fault else (None, None)
     else:
         resumed = seen.resumed_at
-        repeated = (seen.stopped_at or 0) - (resumed or 0)
+        # the last commits before a kill may not be in the journal
+        repeated = max(0, (seen.stopped_at or 0) - (resumed or 0))
     if resumed is None:
         return "all steps", True
     return f"{repeated or 0} {'step' if repeated == 1 else 'steps'}", False
@@ -155,7 +156,7 @@ def judge_room(path: str, *, free_bytes: int, checkpoint_bytes: int, saving: Map
     return Row(
         name="room", done="the output directory is measured", held=held, seen=said,
         lost="" if held else "every checkpoint from then on",
-        advice="" if held else fX,
+        advice="" if held else f"{path} has no room: make some, or keep fewer (save_total_limit)",
     )  # fmt: skip
 
 
@@ -168,7 +169,7 @@ def judge_untouched(changes: Sequence[str]) -> Row:
     return Row(
         name="untouched", done="the real output directory is compared", held=not changes,
         seen=f"{len(changes)} files changed, first {changes[0]}" if changes else "nothing changed",
-        advice="the script, or another run, writes there by a path of its own; a restarted script does it again"
+        advice="the script, or another run, writes there by a path of its own; every start repeats it"
         if changes else "",
     )  # fmt: skip
 
