@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from grpo_run.runtime.rehearsal.drills import Drill, Outside
 from grpo_run.runtime.rehearsal.seen import Seen, first_difference
@@ -32,7 +33,7 @@ class Row:
 
 def judge_job(first: Seen, second: Seen | None) -> tuple[Row, str | None]:
     """Return the row of the undisturbed runs, and why their weights differ; None if they are equal."""
-    row = {"name": "undisturbed", "done": "the job, twice", "seconds": first.seconds}
+    row: dict[str, Any] = {"name": "undisturbed", "done": "the job, twice", "seconds": first.seconds}
     failed = next((one for one in (first, second) if one is not None and one.codes != (FINISHED,)), None)
     if failed is not None:
         return Row(
