@@ -50,7 +50,7 @@ def fault(**changes: Any) -> Fault:
         ({"at": 0, "given": "w1"}, "seed the model's initialization"),
         ({"at": 1, "given": "q"}, "the data differs at step 1"),
         ({"at": 2, "given": "d"}, "the completions of step 1 differ"),
-        ({"at": 2, "got": [1.0, 3.0]}, "`judge` differs between two calls with the same arguments (2.0 and 3.0"),
+        ({"at": 2, "got": [1.0, 3.0]}, "`judge` differs between two calls with the same arguments (2.0"),
         ({"at": 3, "given": "bb"}, "the weights after step 8 differ"),
     ],
 )  # fmt: skip
