@@ -62,11 +62,12 @@ def main(arguments: Sequence[str]) -> int:
     finally:
         from grpo_run.runtime.rehearsal.children import end_all
 
-        end_all(0.0)
-        if beside is not None:
-            shutil.rmtree(beside)
-        if "--keep-files" not in own:
-            shutil.rmtree(work)
+        try:
+            end_all(0.0)
+        finally:
+            for folder in (beside, None if "--keep-files" in own else work):
+                if folder is not None:
+                    shutil.rmtree(folder)
     print_rows(rows)
     code = judgement.exit_code(rows)
     print("Everything held." if code == 0 else "Not everything held, or was run; see the table.")
