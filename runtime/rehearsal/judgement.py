@@ -80,7 +80,7 @@ def judge(drill: Drill, seen: Seen, undisturbed: Seen, unrepeatable: str | None)
         last = seen.faults[-1].sentence if len(seen.faults) > 1 - bool(drill.outside) else ""
         advice.append(
             f"the script fails when it is started again: {last}" if last
-            else "the run did not end as it should; see its output (--keep-files)"
+            else f"the run did not end as it should (--keep-files keeps its output): {seen.sentence}"
         )  # fmt: skip
         return Row(
             name=drill.name, done=drill.done, held=False, seen=", ".join(words), seconds=seen.seconds,
