@@ -28,7 +28,7 @@ def rehearse(
     own, _, launches = " ".join(words).partition(" -- ")
     options, _, arguments = launches.partition(" -- ")
     environment = {
-        **os.environ, **warm.QUIET, "TMPDIR": str(temporary), "COLUMNS": "300",
+        **os.environ, **warm.QUIET, "TMPDIR": str(temporary), "COLUMNS": "2000",
         "GRPO_RUN_TEST_MARKERS": str(folder),
     }  # fmt: skip
     output = ("--output-dir", str(folder / "real")) if script.parent == SCRIPTS else ()
