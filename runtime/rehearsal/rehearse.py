@@ -37,6 +37,10 @@ MARGIN = 1.5
 """A drill takes at least so many times as long as the undisturbed job; a shorter rest of the time is not
 begun.
 """
+PATIENCE, PATIENCE_SECONDS = 4.0, 60.0
+"""A command that takes so many times as long as the undisturbed job, and so much longer, is ended: some
+failures of a script are tried again for minutes.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,6 +71,7 @@ class RehearsalRuns:
         self._job, self._work, self._say = job, work, say
         self._deadline = time.monotonic() + seconds
         self._ranks = 1
+        self._longest_seconds = seconds
 
     def rows(self, drills: Sequence[Drill]) -> Iterator[Row]:
         """Run everything, and yield what is said of it.
@@ -76,6 +81,7 @@ class RehearsalRuns:
         """
         become_subreaper()
         first = self._run("undisturbed")
+        self._longest_seconds = PATIENCE * first.seconds + PATIENCE_SECONDS
         if first.codes == (2,):
             raise UsageError(self._last_line("undisturbed"))
         second = self._run("repeated") if self._fits(first) and first.codes == (0,) else None
@@ -122,7 +128,7 @@ class RehearsalRuns:
         for command in range(1 if outside is None else 2):
             if command == 1 and outside is Outside.truncate:
                 _truncate_newest(told.outputs)
-            seconds = max(1.0, self._deadline - time.monotonic())
+            seconds = max(1.0, min(self._longest_seconds, self._deadline - time.monotonic()))
             code = children.launch(
                 words, environment=environment, output=folder / "output.log", deadline_seconds=seconds,
                 act=act, prefix=prefix,

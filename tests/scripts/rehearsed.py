@@ -37,7 +37,9 @@ def main() -> None:
     changes: dict[str, Any] = {}
     if arguments.weakness == "fails-again":
         marker = Path(os.environ["GRPO_RUN_TEST_MARKERS"]) / f"started-{os.getppid()}"
-        marker.touch(exist_ok=False)
+        if marker.exists():
+            raise RuntimeError("this script cannot be started twice")
+        marker.touch()
     elif arguments.weakness == "shuffles":
         rows = tiny.prompts(tiny.prompts_for_one_epoch(arguments))
         changes["train_dataset"] = rows.shuffle(seed=random.SystemRandom().randrange(2**31))
