@@ -20,6 +20,7 @@ COMMANDS = {
     "plan": "predict the memory of a job before it runs, without a GPU",
     "launch": "run a training script under supervision; accepts torchrun's options",
     "train": "train a recipe (arithmetic, gsm8k or a YAML file) under supervision",
+    "rehearse": "run a few steps of a job with one fault after another, and compare the weights",
     "resume": "start the recorded command of a run again",
     "status": "show the state of a run",
     "logs": "show what the ranks of a run print",

@@ -40,6 +40,7 @@ from grpo_run.runtime.features import (
     memory_trace,
     phase_growth,
     quarantine,
+    rehearsal,
     replay,
     replicas,
     reward_workers,
@@ -50,7 +51,7 @@ from grpo_run.runtime.features import (
 FEATURES: tuple[ModuleType, ...] = (
     ledger, injections, rollout_server, agent_tools, caps, memory_plan, reward_workers, quarantine, trackers,
     phase_growth, memory_trace, kept_completions, masking, learning_guards,
-    replicas, replay,
+    replicas, rehearsal, replay,
 )  # fmt: skip
 """All features, in the order in which they are asked."""
 

@@ -17,6 +17,7 @@ from grpo_run.runtime.checkpoints.manifest import TrainCall, read_manifest
 from grpo_run.runtime.checkpoints.search import FoundCheckpoint
 from grpo_run.runtime.errors import CheckpointError
 from grpo_run.runtime.launch.config import RunConfig
+from grpo_run.runtime.launch.rehearsal import current
 from grpo_run.runtime.rank.resuming.memory import OpenSnapshot
 
 
@@ -142,13 +143,17 @@ ReportRejected = Callable[[RejectedCheckpoint], None]
 def output_directory(config: RunConfig, chosen: str) -> str:
     """Return where a call writes: in the directory that the script names, or beside it if the run has
     started over."""
+    if (rehearsal := current()) is not None:
+        chosen = rehearsal.redirected(chosen)
     suffix = _suffix(config)
     return chosen if chosen.endswith(suffix) else f"{chosen.rstrip('/')}{suffix}"
 
 
 def script_argument(config: RunConfig, chosen: str, argument: str | bool | None) -> str | bool | None:
     """Return the script's `resume_from_checkpoint`; None if it means a checkpoint in the directory that is
-    left alone."""
+    left alone, or of the run that is rehearsed."""
+    if argument and current() is not None:
+        return None
     if not config.starts_over or not argument:
         return argument
     left = Path(chosen.removesuffix(_suffix(config))).resolve()

@@ -1,0 +1,115 @@
+"""The drills of a rehearsal: what is done to a run, and what is expected of it. Pure data.
+
+A drill injects a fault into a rank, or acts from outside once a rank is held in a step: a signal to the
+supervisor, or a damaged checkpoint before the command is given again.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+from grpo_run.runtime.errors import ConfigError
+
+STEPS = 8
+"""Steps of each run: two checkpoints before the fault, and two steps after it, in which a stop is agreed."""
+FAULT_STEP = 5
+HOLD_SECONDS = 5
+"""How long a rank is held in the step in which something is done from outside."""
+HANG_FLOOR_SECONDS = 5
+"""`--deadline-floor` of the hang drill: the drill would otherwise wait for the usual minimum of a hang."""
+
+
+class Outside(str, enum.Enum):
+    """What is done to a run from outside."""
+
+    stop = "SIGTERM to the supervisor"
+    kill = "SIGKILL to the supervisor"
+    truncate = "SIGTERM, then the newest checkpoint is truncated"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Drill:
+    """One drill.
+
+    Attributes:
+        name: for `--only`.
+        done: what is done, for the table.
+        kind: of the injected fault, with its phase if it has one; "" if the drill acts from outside.
+        outside: what is done from outside; None for a fault in a rank.
+        causes: the verdicts that are right.
+        options: of the launch.
+        may_change: the recovery may change how the job computes, so other weights are no shortfall.
+        small_snapshots: the snapshot directory has no room.
+    """
+
+    name: str
+    done: str
+    kind: str = ""
+    outside: Outside | None = None
+    causes: frozenset[str] = frozenset()
+    options: tuple[str, ...] = ()
+    may_change: bool = False
+    small_snapshots: bool = False
+
+    def injections(self, rank: int) -> list[str]:
+        """Return the options that let the fault happen in a rank."""
+        if self.kind:
+            name, _, phase = self.kind.partition(":")
+            text = f"{name}@rank{rank}:step{FAULT_STEP}{':' if phase else ''}{phase}"
+        else:
+            text = f"slow@rank{rank}:step{FAULT_STEP}:phase=forward_backward:seconds={HOLD_SECONDS}"
+        return ["--inject", text]
+
+
+DRILLS = (
+    Drill(name="kill", done="SIGKILL to a rank", kind="kill", causes=frozenset({"signal"})),
+    Drill(
+        name="hang", done="a rank stands still", kind="hang:phase=forward_backward",
+        causes=frozenset({"no_progress", "collective_missing_rank", "interpreter_stuck", "generation_stall",
+                          "reward_stall"}),
+        options=("--deadline-floor", str(HANG_FLOOR_SECONDS)),
+    ),
+    Drill(name="term", done=Outside.stop.value, outside=Outside.stop),
+    Drill(name="oom", done="memory of a rank runs out", kind="oom:phase=backward",
+          causes=frozenset({"gpu_oom"}), may_change=True),
+    Drill(name="supervisor", done=Outside.kill.value, outside=Outside.kill),
+    Drill(name="checkpoint", done=Outside.truncate.value, outside=Outside.truncate),
+    Drill(name="snapshots", done="no room for snapshots in memory, then SIGKILL to a rank", kind="kill",
+          causes=frozenset({"signal"}), small_snapshots=True),
+)  # fmt: skip
+"""In the order in which they are run: what matters most comes first."""
+
+
+def chosen(names: str | None) -> tuple[Drill, ...]:
+    """Return the drills of `--only`, or all.
+
+    Raises:
+        ConfigError: a name is unknown.
+    """
+    if names is None:
+        return DRILLS
+    known = {drill.name: drill for drill in DRILLS}
+    words = list(dict.fromkeys(filter(None, names.split(","))))
+    unknown = [word for word in words if word not in known]
+    if unknown or not words:
+        raise ConfigError(
+            f"--only {names}: no drill {', '.join(unknown) or 'given'}; drills: {', '.join(known)}"
+        )
+    return tuple(drill for drill in DRILLS if drill.name in words)
+
+
+def seconds_of(text: str) -> float:
+    """Return the seconds of `--for`: a number with s, m or h; without, seconds.
+
+    Raises:
+        ConfigError: it is no duration above 0.
+    """
+    factor = {"s": 1, "m": 60, "h": 3600}.get(text[-1:], 0)
+    try:
+        seconds = float(text[:-1]) * factor if factor else float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds < 7 * 86400:
+        raise ConfigError(f"--for {text}: give a duration such as 90s, 5m or 1h")
+    return seconds

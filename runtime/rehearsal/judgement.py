@@ -1,0 +1,187 @@
+"""What a rehearsal says: one row for each thing that was done, and whether the job can rely on it. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from grpo_run.runtime.rehearsal.drills import Drill, Outside
+from grpo_run.runtime.rehearsal.seen import Seen, first_difference
+
+FINISHED, STOPPED = 0, 75
+KILLED = -9
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One row of the table.
+
+    Attributes:
+        held: None for what was not done.
+    """
+
+    name: str
+    done: str
+    held: bool | None
+    seen: str = ""
+    seconds: float | None = None
+    weights: str = ""
+    lost: str = ""
+    advice: str = ""
+
+
+def judge_job(first: Seen, second: Seen | None) -> tuple[Row, str | None]:
+    """Return the row of the undisturbed runs, and why their weights differ; None if they are equal."""
+    row: dict[str, Any] = {"name": "undisturbed", "done": "the job, twice", "seconds": first.seconds}
+    failed = next((one for one in (first, second) if one is not None and one.codes != (FINISHED,)), None)
+    if failed is not None:
+        return Row(
+            **row, held=False, seen=_end(failed),
+            advice="the job does not run to its end without a fault: correct that first",
+        ), "the undisturbed job failed"  # fmt: skip
+    if not first.weights or not all(first.weights.values()):
+        return Row(
+            **row, held=False, seen=_end(first), weights="not known: no steps of a Trainer or loop",
+            advice="train with a Trainer or grpo_run.trainers.loop, with weights that a rank holds",
+        ), "the weights are not known"  # fmt: skip
+    if second is None:
+        return Row(
+            **row, held=None, seen=_end(first), weights="the time was too short to repeat the job"
+        ), None
+    why = first_difference(first.traces, second.traces)
+    if why is None:
+        return Row(**row, held=True, seen=_end(first), weights="equal"), None
+    return Row(
+        **row, held=False, seen=_end(first), weights=f"differ: {why}",
+        advice="a recovered run repeats steps with other results; make this repeatable if that matters",
+    ), why  # fmt: skip
+
+
+def judge(drill: Drill, seen: Seen, undisturbed: Seen, unrepeatable: str | None) -> Row:
+    """Judge one drill.
+
+    Args:
+        unrepeatable: why two undisturbed runs differ.
+    """
+    advice: list[str] = []
+    fault = seen.faults[0] if seen.faults else None
+    expected = {
+        None: (FINISHED,), Outside.stop: (STOPPED, FINISHED), Outside.truncate: (STOPPED, FINISHED),
+        Outside.kill: (KILLED, FINISHED),
+    }[drill.outside]  # fmt: skip
+    finished = seen.codes == expected
+    words = []
+    if fault is not None:
+        words.append(fault.cause + ("" if fault.rank is None else f" of rank {fault.rank}"))
+    words.append(_end(seen))
+    lost, again = _lost(drill, seen)
+    if not finished:
+        last = seen.faults[-1].sentence if len(seen.faults) > 1 - bool(drill.outside) else ""
+        advice.append(
+            f"the script fails when it is started again: {last}" if last
+            else f"the run did not end as it should (--keep-files keeps its output): {seen.sentence}"
+        )  # fmt: skip
+        return Row(
+            name=drill.name, done=drill.done, held=False, seen=", ".join(words), seconds=seen.seconds,
+            weights="never reached the last step", lost="the run, until somebody corrects the script",
+            advice="; ".join(advice),
+        )  # fmt: skip
+    if drill.causes and (fault is None or fault.cause not in drill.causes):
+        advice.append("the fault was not seen for what it is")
+    if seen.left:
+        advice.append(f"processes were left and have been ended: {', '.join(seen.left)}")
+    if again:
+        advice.append("it began again from the first step: save checkpoints more often, or keep more of them")
+    weights, equal = _weights(drill, seen, undisturbed, unrepeatable)
+    if not equal:
+        advice.append(
+            "state outside of checkpoints decides what is learned, or the script ignores the checkpoint:"
+            " keep it in a callback's state, or in the state of the loop"
+        )
+    return Row(
+        name=drill.name, done=drill.done, held=not advice, seen=", ".join(words), seconds=seen.seconds,
+        weights=weights, lost=lost, advice="; ".join(advice),
+    )  # fmt: skip
+
+
+def _lost(drill: Drill, seen: Seen) -> tuple[str, bool]:
+    """Return what was lost, and whether that is all."""
+    if drill.outside is None:
+        fault = seen.faults[0] if seen.faults else None
+        repeated, resumed = (fault.repeated, fault.resumed_at) if fault else (None, None)
+    else:
+        resumed = seen.resumed_at
+        # the last commits before a kill may not be in the journal
+        repeated = max(0, (seen.stopped_at or 0) - (resumed or 0))
+    if resumed is None:
+        return "all steps", True
+    return f"{repeated or 0} {'step' if repeated == 1 else 'steps'}", False
+
+
+def _weights(drill: Drill, seen: Seen, undisturbed: Seen, unrepeatable: str | None) -> tuple[str, bool]:
+    """Return what is said of the weights, and whether they are as they can be."""
+    if seen.weights == undisturbed.weights:
+        return "equal", True
+    if unrepeatable is not None:
+        return f"cannot be equal: {unrepeatable}", True
+    if drill.may_change and seen.changed:
+        return "not compared: the memory plan has changed how a step is computed", True
+    ranks = [name for name in undisturbed.weights if seen.weights.get(name) != undisturbed.weights[name]]
+    return f"differ ({ranks[0] if ranks else 'more calls than without a fault'})", False
+
+
+def _end(seen: Seen) -> str:
+    last = seen.codes[-1]
+    return "finished" if last == FINISHED else "no end in time" if last is None else f"ended with code {last}"
+
+
+def not_run(drill: Drill, why: str) -> Row:
+    """Return the row of a drill that was not run."""
+    return Row(name=drill.name, done=drill.done, held=None, seen=f"not run: {why}")
+
+
+def judge_room(path: str, *, free_bytes: int, checkpoint_bytes: int, saving: Mapping[str, object]) -> Row:
+    """Judge whether the real output directory has room for the checkpoints that the job keeps.
+
+    Args:
+        saving: `limit`, `max_steps` and `save_steps` of the trainer.
+    """
+    limit, longest, every = saving.get("limit"), saving.get("max_steps"), saving.get("save_steps")
+    kept = limit if isinstance(limit, int) and limit > 0 else 1
+    if not limit and isinstance(longest, int) and isinstance(every, int | float) and every >= 1:
+        kept = max(1, int(longest // every))
+    needed = (kept + 1) * checkpoint_bytes
+    said = f"{_size(free_bytes)} free; {kept} kept and one in the making take {_size(needed)}"
+    held = free_bytes >= needed
+    return Row(
+        name="room", done="the output directory is measured", held=held, seen=said,
+        lost="" if held else "every checkpoint from then on",
+        advice="" if held else f"{path} has no room: make some, or keep fewer (save_total_limit)",
+    )  # fmt: skip
+
+
+def judge_untouched(changes: Sequence[str]) -> Row:
+    """Judge whether the script has written into its real output directories.
+
+    Args:
+        changes: paths that are new or others than before.
+    """
+    return Row(
+        name="untouched", done="the real output directory is compared", held=not changes,
+        seen=f"{len(changes)} files changed, first {changes[0]}" if changes else "nothing changed",
+        advice="the script, or another run, writes there by a path of its own; every start repeats it"
+        if changes else "",
+    )  # fmt: skip
+
+
+def _size(value: int) -> str:
+    for unit, size in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
+        if value >= size:
+            return f"{value / size:.1f} {unit}"
+    return f"{value} B"
+
+
+def exit_code(rows: Sequence[Row]) -> int:
+    """Return 0 if everything held, else 1."""
+    return 0 if all(row.held for row in rows) else 1

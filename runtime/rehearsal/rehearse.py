@@ -1,0 +1,245 @@
+"""A rehearsal: the undisturbed job twice, then the drills, as long as the time lasts.
+
+Every run has a folder of its own below a work directory that the caller makes and removes, with its run
+directory, its output directories and its output; snapshots have a directory beside those of real runs. Called
+by `cli/rehearse.py`; judges nothing itself (`judgement.py`).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from grpo_run.runtime.errors import RunDirectoryError, UsageError
+from grpo_run.runtime.history.run_directory import RunDirectory
+from grpo_run.runtime.launch.rehearsal import Rehearsal, listing
+from grpo_run.runtime.launching.reading import run_reader
+from grpo_run.runtime.processes.starting import become_subreaper
+from grpo_run.runtime.rehearsal import children, judgement
+from grpo_run.runtime.rehearsal.drills import STEPS, Drill, Outside
+from grpo_run.runtime.rehearsal.judgement import Row
+from grpo_run.runtime.rehearsal.seen import Fault, Seen, read_traces, weights_of
+
+OFF = {"WANDB_MODE": "disabled", "COMET_MODE": "disabled", "HF_HUB_DISABLE_TELEMETRY": "1"}
+"""Variables that switch trackers off which a script opens by itself."""
+HELD = b'"fault_injected"'
+"""In the journal once a rank is held."""
+SMALL_DIRECTORY = 'mount -t tmpfs -o size=64k none "$0" && exec "$@"'
+"""In a mount namespace of its own, which ends with the run."""
+MARGIN = 1.5
+"""A drill takes at least so many times as long as the undisturbed job; a shorter rest of the time is not
+begun.
+"""
+PATIENCE, PATIENCE_SECONDS = 4.0, 60.0
+"""A command that takes so many times as long as the undisturbed job, and so much longer, is ended: some
+failures of a script are tried again for minutes.
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """The job that is rehearsed.
+
+    Attributes:
+        options: of the launch, without those that the rehearsal sets.
+        script: the script and its arguments, with `-m` before a module.
+        snapshots: a directory for snapshots; None if the job has none.
+    """
+
+    options: Sequence[str]
+    script: Sequence[str]
+    snapshots: Path | None
+
+
+class RehearsalRuns:
+    """Runs a rehearsal.
+
+    Args:
+        work: an empty directory.
+        seconds: how long it may take in all.
+        say: shows one line of progress.
+    """
+
+    def __init__(self, job: Job, *, work: Path, seconds: float, say: Callable[[str], None]) -> None:
+        self._job, self._work, self._say = job, work, say
+        self._deadline = time.monotonic() + seconds
+        self._ranks = 1
+        self._longest_seconds = seconds
+
+    def rows(self, drills: Sequence[Drill]) -> Iterator[Row]:
+        """Run everything, and yield what is said of it.
+
+        Raises:
+            UsageError: the command of the job is refused.
+        """
+        become_subreaper()
+        first = self._run("undisturbed")
+        self._longest_seconds = PATIENCE * first.seconds + PATIENCE_SECONDS
+        if first.codes == (2,):
+            raise UsageError(self._last_line("undisturbed"))
+        second = self._run("repeated") if self._fits(first) and first.codes == (0,) else None
+        row, unrepeatable = judgement.judge_job(first, second)
+        yield row
+        runnable = first.codes == (0,) and bool(first.weights)
+        for drill in drills:
+            if not runnable:
+                yield judgement.not_run(drill, "the undisturbed job failed")
+            elif not self._fits(first):
+                yield judgement.not_run(drill, "the time was too short (--for)")
+            elif drill.small_snapshots and self._job.snapshots is None:
+                continue
+            else:
+                yield judgement.judge(drill, self._run(drill.name, drill), first, unrepeatable)
+        yield from self._room()
+        yield judgement.judge_untouched(list(self._changes()))
+
+    def _fits(self, first: Seen) -> bool:
+        return time.monotonic() + MARGIN * first.seconds < self._deadline
+
+    def _run(self, name: str, drill: Drill | None = None) -> Seen:
+        """Run the job once, with what a drill does to it."""
+        folder, began = self._work / name, time.monotonic()
+        folder.mkdir()
+        self._say(f"{name}: {'the job without a fault' if drill is None else drill.done}")
+        told = Rehearsal(folder=folder, facts=self._work / "facts", steps=STEPS)
+        run = RunDirectory(path=folder / "run")
+        words, prefix = self._words(run, drill)
+        outside = None if drill is None else drill.outside
+        number = signal.SIGKILL if outside is Outside.kill else signal.SIGTERM
+        environment = {**os.environ, **OFF, "XDG_STATE_HOME": str(self._work / "state"), **told.variable}
+        sent = False
+
+        def act() -> int | None:
+            nonlocal sent
+            if outside is None or sent or not run.journal.is_file() or HELD not in run.journal.read_bytes():
+                return None
+            sent = True
+            return number
+
+        codes: list[int | None] = []
+        stopped_at = resumed_at = None
+        for command in range(1 if outside is None else 2):
+            if command == 1 and outside is Outside.truncate:
+                _truncate_newest(told.outputs)
+            seconds = max(1.0, min(self._longest_seconds, self._deadline - time.monotonic()))
+            code = children.launch(
+                words, environment=environment, output=folder / "output.log", deadline_seconds=seconds,
+                act=act, prefix=prefix,
+            )  # fmt: skip
+            codes.append(code)
+            if code is None:
+                break
+        left = children.end_all(0.0 if codes[-1] is None else children.LEAVE_SECONDS)
+        if outside is not None and len(codes) == 2:
+            stopped_at, resumed_at = _second_start(run)
+        traces = read_traces(told.traces)
+        seen = Seen(
+            codes=tuple(codes), seconds=time.monotonic() - began, weights=weights_of(traces), traces=traces,
+            stopped_at=stopped_at, resumed_at=resumed_at,
+            left=left,
+        )  # fmt: skip
+        return self._with_history(run, seen)
+
+    def _words(self, run: RunDirectory, drill: Drill | None) -> tuple[list[str], list[str]]:
+        words = [
+            *self._job.options, "--run-dir", str(run.path), "--metrics-addr", "off", "--show-ranks", "all",
+        ]  # fmt: skip
+        prefix: list[str] = []
+        snapshots = self._job.snapshots
+        if drill is not None:
+            words += [*drill.options, *drill.injections(self._ranks - 1)]
+            if drill.small_snapshots and snapshots is not None:
+                small = run.path.parent / "snapshots"
+                small.mkdir()
+                snapshots = small
+                shown = ["-m"] if os.geteuid() == 0 else ["-r", "-m"]
+                prefix = ["unshare", *shown, "sh", "-c", SMALL_DIRECTORY, str(small)]
+        words += ["--snapshot-dir", "off" if snapshots is None else str(snapshots)]
+        return [*words, *self._job.script], prefix
+
+    def _with_history(self, run: RunDirectory, seen: Seen) -> Seen:
+        """Add what the journal says."""
+        try:
+            history = run_reader(run).read().history
+        except RunDirectoryError:
+            return seen  # refused before it has begun
+        self._ranks = max(self._ranks, *(int(rank.removeprefix("rank")) + 1 for rank in seen.traces), 1)
+        faults = [
+            Fault(
+                cause=one.cause, rank=one.rank, resumed_at=one.from_checkpoint, repeated=one.lost_steps,
+                sentence=one.sentence,
+            )
+            for one in history.recoveries
+        ]  # fmt: skip
+        changed = b'"memory_plan' in run.journal.read_bytes()
+        return replace(seen, faults=tuple(faults), sentence=history.sentence, changed=changed)
+
+    def _last_line(self, name: str) -> str:
+        lines = (self._work / name / "output.log").read_text(errors="replace").strip().splitlines()
+        return (lines or ["the command was refused"])[-1].removeprefix("grpo-run: ")
+
+    def _facts(self, pattern: str) -> list[dict[str, object]]:
+        return [json.loads(file.read_text()) for file in sorted((self._work / "facts").glob(pattern))]
+
+    def _room(self) -> Iterable[Row]:
+        """Judge the room for checkpoints, if the undisturbed job has written any."""
+        found = [*(self._work / "undisturbed" / "output").glob("*/checkpoint-*")]
+        if not found:
+            return
+        sizes = {
+            path: sum(file.lstat().st_size for file in path.rglob("*") if file.is_file()) for path in found
+        }
+        largest = max(sizes, key=lambda path: sizes[path])
+        saving = next(iter(self._facts("saving.json")), {})
+        for fact in self._facts("real-*.json"):
+            if largest.parent.name.endswith(str(fact["name"])):
+                real = Path(str(fact["path"]))
+                there = next(folder for folder in (real, *real.parents) if folder.is_dir())
+                free = shutil.disk_usage(there).free
+                yield judgement.judge_room(
+                    str(real), free_bytes=free, checkpoint_bytes=sizes[largest], saving=saving
+                )
+
+    def _changes(self) -> Iterator[str]:
+        """Yield the files in real output directories that are others than before."""
+        for fact in self._facts("real-*.json"):
+            real, before = Path(str(fact["path"])), fact["files"]
+            now = listing(real)
+            if now != before:
+                old = before if isinstance(before, dict) else {}
+                changed = [name for name, value in (now or {}).items() if old.get(name) != value]
+                gone = [name for name in old if name not in (now or {})]
+                yield from (str(real / name) for name in (*changed, *gone))
+                if not (changed or gone):
+                    yield str(real)
+
+
+def _truncate_newest(outputs: Path) -> None:
+    """Cut the largest file of the newest checkpoint to half, as a full disk or a crash does."""
+    found = [path for path in outputs.glob("*/checkpoint-*") if path.name[11:].isdecimal()]
+    if not found:
+        return
+    newest = max(found, key=lambda path: (path.parent.stat().st_mtime, int(path.name[11:])))
+    file = max((one for one in newest.rglob("*") if one.is_file()), key=lambda one: one.stat().st_size)
+    os.truncate(file, file.stat().st_size // 2)
+
+
+def _second_start(run: RunDirectory) -> tuple[int | None, int | None]:
+    """Return the last step before the second command, and the step that it continued from; None for the
+    beginning."""
+    starts, stopped, resumed = 0, None, None
+    for line in run.journal.read_text(errors="replace").splitlines():
+        starts += '"event":"run_started"' in line
+        if starts == 1 and '"event":"step_committed"' in line and (step := re.search(r'"step":(\d+)', line)):
+            stopped = int(step[1])
+        elif starts == 2 and '"event":"resume_chosen"' in line:
+            path = re.search(r'"path":"[^"]*?(\d+)"', line)
+            resumed = int(path[1]) if path else None
+    return stopped, resumed
