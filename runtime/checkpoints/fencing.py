@@ -202,22 +202,48 @@ def superseded(consequence: str) -> SupersededError:
     return SupersededError(f"a newer attempt of this run has begun on other hosts; {consequence}")
 
 
-def record(folder: Path, output_dir: Path, fence: Path, *, made: bool) -> None:
+def record(
+    folder: Path, output_dir: Path, fence: Path, *, made: bool, refused_before: int | None = None
+) -> None:
     """Tell the processes of this host with which fence they change an output directory.
 
     Args:
         folder: the run directory, or the run's staging area.
         made: by this host, which also removes it at the end.
+        refused_before: what earlier attempts than this have left in the memory of this host is not published;
+            None if that has not changed.
     """
     known = _recorded(folder)
-    known[os.path.realpath(output_dir)] = str(fence), made
+    key = os.path.realpath(output_dir)
+    if refused_before is None:
+        refused_before = known[key][2] if key in known else 0
+    known[key] = str(fence), made, refused_before
     write_json(folder / RECORD, known, durable=False)
+
+
+def was_left_out(folder: Path, output_dir: str | Path) -> bool:
+    """Whether an attempt has begun without this host since it took part in one. Ask before `begin`.
+
+    An attempt removes the fences of all before it, so that of this host is gone then. While it is there, what
+    this host has in memory comes from the newest attempt.
+    """
+    fence = recorded(folder, output_dir)
+    try:
+        return fence is not None and not fence.exists()
+    except OSError as error:
+        return error.errno == errno.ESTALE
 
 
 def recorded(folder: Path, output_dir: str | Path) -> Path | None:
     """Return the fence of the newest attempt that this host took part in; None if there is none."""
     found = _recorded(folder).get(os.path.realpath(output_dir))
     return Path(found[0]) if found is not None else None
+
+
+def refused_before(folder: Path, output_dir: str | Path) -> int:
+    """Return the attempt from which on what lies in the memory of this host may be published."""
+    found = _recorded(folder).get(os.path.realpath(output_dir))
+    return found[2] if found is not None else 0
 
 
 def close_recorded(folder: Path, staging: Path | None) -> None:
@@ -230,15 +256,15 @@ def close_recorded(folder: Path, staging: Path | None) -> None:
     """
     if staging is not None and (staging / RECORD).exists():
         return
-    for fence, made in _recorded(folder).values():
+    for fence, made, _ in _recorded(folder).values():
         if made:
             close(Path(fence))
     (folder / RECORD).unlink(missing_ok=True)
 
 
-def _recorded(folder: Path) -> dict[str, tuple[str, bool]]:
+def _recorded(folder: Path) -> dict[str, tuple[str, bool, int]]:
     try:
-        known: dict[str, tuple[str, bool]] = json.loads((folder / RECORD).read_text())
+        known: dict[str, tuple[str, bool, int]] = json.loads((folder / RECORD).read_text())
     except FileNotFoundError:
         return {}
     return known

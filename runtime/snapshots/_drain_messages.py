@@ -58,6 +58,8 @@ class DrainFailed:
         step: None if the slot held no snapshot or was locked.
         full: the disk has no free space.
         broken: the snapshot in memory cannot be read, so a retry cannot succeed.
+        superseded: the run has gone on without this host since it was taken, and its steps were done again.
+            It counts as written.
         free_bytes: space on the disk, if that was too little; None otherwise, as when a quota or a disk
             that has become read-only refuses the write.
     """
@@ -67,6 +69,7 @@ class DrainFailed:
     reason: str
     full: bool = False
     broken: bool = False
+    superseded: bool = False
     free_bytes: int | None = None
 
 

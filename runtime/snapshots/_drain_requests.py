@@ -213,6 +213,8 @@ class DrainRequests:
         if reply.broken:
             self._on_broken(self._snapshot, reply.slot, reply.reason)
             return
+        if reply.superseded:
+            return
         self.retry_at = self._clock() + RETRY_SECONDS
         if reply.step is not None:  # otherwise a rank reused the slot first, which is not a disk error
             prefix, cause = ("the disk is full: ", Cause.disk_full) if reply.full else ("", Cause.unknown)

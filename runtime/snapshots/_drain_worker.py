@@ -90,6 +90,9 @@ def handle_request(
             staged = slot.read_snapshot()
             if staged is None:
                 return failed("the slot is empty")
+            if staged.attempt < fencing.refused_before(staging.path, staged.output_dir):
+                slot.mark_drained()
+                return failed("the run went on without this host after it was taken", superseded=True)
             fence = fencing.recorded(staging.path, staged.output_dir)
             return _drain(slot, staged, request, report, fence)
     except _NoSpaceError as error:
@@ -102,7 +105,7 @@ def handle_request(
         return failed(str(error), broken=True)
     except CheckpointError as error:  # in files just written, so a fault of the disk: a retry may succeed
         return failed(str(error))
-    except SupersededError as error:  # a retry succeeds once this host takes part again
+    except SupersededError as error:  # a retry succeeds if the run goes on from this snapshot
         return failed(str(error))
 
 

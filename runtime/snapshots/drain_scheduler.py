@@ -208,7 +208,7 @@ class DrainScheduler:
                 return
             self._requests.send(*due, DrainRequest(slot=due[1].index, last=not newest_only))
             failed = self._requests.wait()
-            if failed is not None and not failed.broken:  # after a broken snapshot, the next one is tried
+            if failed is not None and not (failed.broken or failed.superseded):  # else the next one is tried
                 self.last_failure = failed
                 return
 

@@ -62,8 +62,8 @@ class Comparison:
         saves = int(getattr(getattr(self._points.trainer, "state", None), "save_steps", 0) or 0)
         if not self._every or (step % self._every and not (saves and step % saves == 0)):
             return
-        found = tensors_in_common(self._points.models, self._optimizers())
-        tensors = {name: tensor for name, tensor in found if name not in (self._excluded or ())}
+        in_common = tensors_in_common(self._points.models, self._optimizers())
+        tensors = {name: tensor for name, tensor in in_common if name not in (self._excluded or ())}
         gather = self._session.votes.gather
         try:
             values = digests(list(tensors.values()))
@@ -164,9 +164,8 @@ class Comparison:
         A device that computes wrongly twice in the same way cannot be told from it, which the line says.
         """
         self._open = [one for one in self._open if one.place != found.place]
-        self._excluded = (self._excluded or set()) | set(wrong)
+        self._begin(tensors, set(wrong))
         self._agreed = found.step
-        self._tell(len(tensors) - len(wrong))
         if self._session.is_main:
             be = "is" if len(wrong) == 1 else "are"
             self._session.journal.write(

@@ -86,6 +86,7 @@ def agree_on_resume(
     if session.is_main:
         _claim(session, call)
         fence = _prepare(session, output_dir, needed=session.world_size > session.local_world_size)
+    left_out = _was_left_out(session, output_dir)
     # the fences of older attempts are removed only after every rank has been heard of
     stop = session.votes.maximum(int(session.board.requests[0]))
     if stop:
@@ -110,7 +111,7 @@ def agree_on_resume(
     rejected_before = session.rejected_checkpoints
     identified, record = IdentifiedCall(call=call), dict[str, Any]()
     if session.is_main:
-        _begin(session, output_dir, fence)
+        _begin(session, output_dir, fence, left_out=left_out)
         _clean_up(session, call)
         identified, record = _identify(session, call, facts.settings, claimed)
         for directory in identified.directories:
@@ -125,7 +126,11 @@ def agree_on_resume(
         )
     choice = agree(session, request)
     if choice.fence is not None and not session.is_main:
-        _record(session, call.output_dir, Path(choice.fence))
+        _record(session, call.output_dir, Path(choice.fence), left_out=left_out)
+    if left_out and choice.in_memory and snapshot is not None and choice.fence is not None:
+        # the run continues from memory: what was taken after it, and with it, may be published
+        first = snapshot.staged.attempt
+        _record(session, call.output_dir, Path(choice.fence), refused_before=first)
     call = call.model_copy(update={"ordinal": choice.ordinal})
     if snapshot is not None:
         if choice.in_memory:
@@ -164,11 +169,19 @@ def _prepare(session: Session, output_dir: Path, *, needed: bool) -> Path | None
         return None
 
 
-def _begin(session: Session, output_dir: Path, fence: Path | None) -> None:
+def _was_left_out(session: Session, output_dir: Path) -> bool:
+    """Whether the others have begun an attempt without this host. On the rank that records."""
+    folder = session.config.run_directory
+    records = session.rank % session.local_world_size == 0
+    return records and session.fence(output_dir) is None and fencing.was_left_out(folder, output_dir)
+
+
+def _begin(session: Session, output_dir: Path, fence: Path | None, *, left_out: bool = False) -> None:
     """End the older attempts in an output directory. On rank 0.
 
     Args:
         fence: of this attempt if it begins with this call.
+        left_out: as `_record`.
     """
     if fence is None:
         return
@@ -177,20 +190,37 @@ def _begin(session: Session, output_dir: Path, fence: Path | None) -> None:
     except OSError as error:
         session.warn(f"{UNFENCED}: {error}")
     if session.world_size > session.local_world_size:
-        _record(session, output_dir, fence)
+        _record(session, output_dir, fence, left_out=left_out)
     else:
         fencing.close(fence)  # of an attempt over several hosts, before this one
         for folder in filter(None, (session.config.run_directory, session.config.snapshot_directory)):
             fencing.close_recorded(folder, None)
 
 
-def _record(session: Session, output_dir: str | Path, fence: Path) -> None:
-    """Note the fence, also for the supervisor and the drain worker of this host."""
+def _record(
+    session: Session,
+    output_dir: str | Path,
+    fence: Path,
+    *,
+    left_out: bool = False,
+    refused_before: int | None = None,
+) -> None:
+    """Note the fence, also for the supervisor and the drain worker of this host.
+
+    Args:
+        left_out: what this host has in memory was taken before others went on without it, so it is not
+            published: its steps were done again.
+        refused_before: as `fencing.record`.
+    """
+    if left_out:
+        refused_before = session.settings.attempt
     config = session.config
     session.fences[os.path.realpath(output_dir)] = fence
     if session.rank % session.local_world_size == 0:
         for folder in filter(None, (config.run_directory, config.snapshot_directory)):
-            fencing.record(folder, Path(output_dir), fence, made=session.is_main)
+            fencing.record(
+                folder, Path(output_dir), fence, made=session.is_main, refused_before=refused_before
+            )
 
 
 def _clean_up(session: Session, call: TrainCall) -> None:

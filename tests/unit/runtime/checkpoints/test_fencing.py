@@ -306,3 +306,20 @@ def test_supervisor_and_drain_worker_find_the_fence(tmp_path: Path) -> None:
     assert os.listdir(tmp_path / "out") == []
     assert sorted(os.listdir(tmp_path)) == ["out", "run"]
     assert os.listdir(run) == []
+
+
+def test_a_host_knows_that_an_attempt_has_begun_without_it(tmp_path: Path) -> None:
+    """Its fence is gone; what it has in memory from before is refused from then on."""
+    run, output = tmp_path / "run", tmp_path / "out"
+    run.mkdir()
+    assert not fencing.was_left_out(run, output)
+    fence = attempt(output)
+    fencing.record(run, output, fence, made=True)
+    assert not fencing.was_left_out(run, output)
+    assert fencing.refused_before(run, output) == 0
+    newer = attempt(output)
+    assert fencing.was_left_out(run, output)
+    fencing.record(run, output, newer, made=False, refused_before=3)
+    assert not fencing.was_left_out(run, output)
+    fencing.record(run, output, attempt(output), made=False)
+    assert fencing.refused_before(run, output) == 3

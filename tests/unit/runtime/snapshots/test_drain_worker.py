@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from support.slots import fill, snapshot
 
+from grpo_run.runtime.checkpoints import fencing
 from grpo_run.runtime.snapshots import _drain_worker as drain_worker
 from grpo_run.runtime.snapshots._drain_messages import (
     DrainFailed,
@@ -62,3 +63,26 @@ def test_the_worker_exits_when_the_connection_is_closed(
     fill(staging.slots[0], snapshot(out, 5))
     connection.send(DrainRequest(slot=0))
     connection.close()
+
+
+def test_what_was_taken_before_the_run_went_on_without_this_host_is_not_written(
+    staging: StagingArea, out: Path, connection: Any
+) -> None:
+    """It counts as written: its steps were done again elsewhere, and ranks wait for its slot."""
+    staged = snapshot(out, 5)
+    fill(staging.slots[0], staged)
+    fencing.record(staging.path, out, out / "fence", made=False, refused_before=staged.attempt + 1)
+    connection.send(DrainRequest(slot=0))
+    assert connection.poll(10.0)
+    reply = connection.recv()
+    assert isinstance(reply, DrainFailed)
+    assert reply.superseded
+    assert staging.slots[0].drained
+    assert list(out.glob("checkpoint-*")) == []
+    fencing.record(
+        staging.path, out, fencing.prepare(out, staged.run_id), made=False, refused_before=staged.attempt
+    )
+    fill(staging.slots[0], staged)
+    connection.send(DrainRequest(slot=0))
+    assert connection.poll(10.0)
+    assert isinstance(connection.recv(), DrainPublished | DrainProgress)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -130,6 +131,23 @@ def test_an_attempt_over_several_hosts_ends_the_one_before(session: Any, call: T
     again = agree_on_resume(AttemptState(session), call, None, CallFacts())
     assert again.choice.fence == str(fence)
     assert fence.is_dir()
+
+
+def test_what_a_host_took_before_the_others_went_on_without_it_is_refused(
+    session: Any, call: TrainCall
+) -> None:
+    """Its fence of then is gone. An attempt that follows the last one directly refuses nothing."""
+    publish(call, 5, ranks=2)
+    session.world_size, folder = 2, session.config.run_directory
+    own = older_attempt(call.output_dir, session)
+    fencing.record(folder, Path(call.output_dir), own, made=True)
+    session.settings = session.settings.model_copy(update={"attempt": 4})
+    agree_on_resume(AttemptState(session), call, None, CallFacts())
+    assert fencing.refused_before(folder, call.output_dir) == 0
+    session.fences.clear()
+    shutil.rmtree(fencing.recorded(folder, call.output_dir))  # type: ignore[arg-type]
+    agree_on_resume(AttemptState(session), call, None, CallFacts())
+    assert fencing.refused_before(folder, call.output_dir) == 4
 
 
 def test_another_rank_uses_the_fence_of_rank_zero(session: Any, call: TrainCall, tmp_path: Path) -> None:
