@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from grpo_run.runtime.rehearsal._seen import Seen, first_difference
 from grpo_run.runtime.rehearsal.drills import Drill, Outside
-from grpo_run.runtime.rehearsal.seen import Seen, first_difference
 
 FINISHED, STOPPED = 0, 75
 KILLED = -9

@@ -23,9 +23,9 @@ from grpo_run.runtime.launch.rehearsal import Rehearsal, listing
 from grpo_run.runtime.launching.reading import run_reader
 from grpo_run.runtime.processes.starting import become_subreaper
 from grpo_run.runtime.rehearsal import children, judgement
+from grpo_run.runtime.rehearsal._seen import Fault, Seen, read_traces, weights_of
 from grpo_run.runtime.rehearsal.drills import STEPS, Drill, Outside
 from grpo_run.runtime.rehearsal.judgement import Row
-from grpo_run.runtime.rehearsal.seen import Fault, Seen, read_traces, weights_of
 
 OFF = {"WANDB_MODE": "disabled", "COMET_MODE": "disabled", "HF_HUB_DISABLE_TELEMETRY": "1"}
 """Variables that switch trackers off which a script opens by itself."""

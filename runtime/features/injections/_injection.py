@@ -138,7 +138,7 @@ def _refused(one: Injection, *, timed: bool) -> str | None:
         f"rows={one.rows} is not between 1 and {MAX_ROWS}": one.rows > MAX_ROWS,
         f"tokens={one.tokens} is not between 1 and {MAX_TOKENS}": one.tokens > MAX_TOKENS,
         f"{one.name} takes no seconds": timed and kind.seconds is None,
-        f"seconds={one.seconds:g} is not between {MIN_SECONDS:g} and {MAX_SECONDS:.0f}": (
+        f"seconds={one.seconds:.9g} is not between {MIN_SECONDS:g} and {MAX_SECONDS:.0f}": (
             timed and not MIN_SECONDS <= one.seconds <= MAX_SECONDS
         ),
     }

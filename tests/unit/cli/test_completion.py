@@ -63,7 +63,7 @@ def test_shells_complete_commands_options_and_runs(offered: Offered, here: Path)
     """Of the commands' own declarations; a run is one of `runs/`."""
     for name in ("night-1", "noon-2"):
         (here / "runs" / name).mkdir(parents=True)
-    assert set(offered("re")) == {"replay", "report", "resume"}
+    assert set(offered("re")) == {"rehearse", "replay", "report", "resume"}
     assert set(offered("")) == {*COMMANDS, "help"}
     assert set(offered("help", "lo")) == {"logs"}
     assert set(offered("logs", "--fo")) == {"--follow"}

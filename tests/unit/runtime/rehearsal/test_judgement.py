@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from grpo_run.runtime.errors import ConfigError
+from grpo_run.runtime.rehearsal._seen import Fault, Seen, first_difference, weights_of
 from grpo_run.runtime.rehearsal.drills import DRILLS, chosen, seconds_of
 from grpo_run.runtime.rehearsal.judgement import (
     exit_code,
@@ -17,7 +18,6 @@ from grpo_run.runtime.rehearsal.judgement import (
     judge_untouched,
     not_run,
 )
-from grpo_run.runtime.rehearsal.seen import Fault, Seen, first_difference, weights_of
 
 NAMED = {drill.name: drill for drill in DRILLS}
 WEIGHTS = {"rank0, call 1": "aa"}

@@ -42,12 +42,14 @@ def test_nonfinite_trips_once_for_a_row_of_steps() -> None:
 def test_a_guard_that_is_off_is_not_asked() -> None:
     """Each of them alone."""
     values = {"zero_variance": 1.0, "kl": 99.0, "capped": 1.0, "entropy": 1e-9, "mismatch": 1.0, "tools": 1.0}
+    values["aborted"] = 1.0
     bad = [{NOT_FINITE: 1.0, **values}] * 40
     limits = {
         LearningGuard.capped: 0.5,
         LearningGuard.entropy: 0.1,
         LearningGuard.mismatch: 0.1,
         LearningGuard.tools: 0.5,
+        LearningGuard.aborted: 0.5,
     }
     found = {alarm.guard for alarm in run(bad, Rules(limits=limits))}
     assert found == set(LearningGuard) - {LearningGuard.reward}
