@@ -61,7 +61,11 @@ class Rehearsal:
         if Path(real).is_relative_to(self.outputs):
             return real
         name = hashlib.sha256(os.fsencode(real)).hexdigest()[:8]
-        self.note(f"real-{name}", {"name": name, "path": real, "files": listing(Path(real))})
+        made = [str(one) for one in (Path(real), *Path(real).parents) if not one.exists()]
+        fact = {"name": name, "path": real, "files": listing(Path(real)), "made": made}
+        self.note(f"real-{name}", fact)
+        # a script may write there by itself, and expect that its trainer has made it
+        os.makedirs(real, exist_ok=True)
         return str(self.outputs / f"{os.path.basename(real) or 'output'}-{name}")
 
     def note(self, name: str, value: Any) -> None:

@@ -14,6 +14,7 @@ import shutil
 import signal
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -211,6 +212,9 @@ class RehearsalRuns:
         """Yield the files in real output directories that are others than before."""
         for fact in self._facts("real-*.json"):
             real, before = Path(str(fact["path"])), fact["files"]
+            with suppress(OSError):  # the script has written into it
+                for folder in fact["made"]:  # type: ignore[attr-defined]
+                    os.rmdir(folder)
             now = listing(real)
             if now != before:
                 old = before if isinstance(before, dict) else {}

@@ -22,9 +22,9 @@ def rehearse(
 
     Whatever happens, no process, snapshot or file of the rehearsal may be left.
     """
-    before = set(Path("/dev/shm").glob("grpo-run-rehearse-*"))
-    temporary = folder / "tmp"
+    temporary, snapshots = folder / "tmp", folder / "snapshots"
     temporary.mkdir()
+    snapshots.mkdir()
     own, _, launches = " ".join(words).partition(" -- ")
     options, _, arguments = launches.partition(" -- ")
     environment = {
@@ -33,12 +33,12 @@ def rehearse(
     }  # fmt: skip
     output = ("--output-dir", str(folder / "real")) if script.parent == SCRIPTS else ()
     code, printed = warm.run(
-        [str(BIN / "grpo-run"), "rehearse", *own.split(), *options.split(), str(script), *output,
-         *arguments.split()],
+        [str(BIN / "grpo-run"), "rehearse", "--snapshot-dir", str(snapshots), *own.split(), *options.split(),
+         str(script), *output, *arguments.split()],
         cwd=ROOT, environment=environment, timeout_seconds=timeout_seconds,
     )  # fmt: skip
     assert not [*temporary.glob("grpo-run-rehearse-*")], printed
-    assert set(Path("/dev/shm").glob("grpo-run-rehearse-*")) <= before, printed
+    assert not [*snapshots.iterdir()], printed
     found = subprocess.run(
         [sys.executable, "-c", FIND, str(temporary)], capture_output=True, text=True, timeout=60, check=True
     )

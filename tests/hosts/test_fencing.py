@@ -132,7 +132,7 @@ def _cuts(folder: Path, seed: int, cuts: int, steps: int) -> None:
                 main = newer
         for run in runs:
             if run is not main:
-                run.ended()
+                run.ended(timeout_seconds=120.0 + steps)  # twice the time of all steps
         if main.process.poll() is None:
             main.kill_supervisor(signal.SIGTERM)
         # a spare may have been told before that the run has finished
