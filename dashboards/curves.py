@@ -81,6 +81,8 @@ FIELD_LINES = tuple((field, LINES.get(field, field)) for field in LOGGED_FIELDS)
 FUNCTION_LINES = {"mean": "reward_function", "std": "reward_std"}
 MOST_LINES = 160
 MOST_LABEL = 100
+LEAST_SECONDS = 0.001
+"""Steps that are closer were seen in one look, as when a supervisor was suspended: their times are not known."""
 SHOWN_PHASES = 6
 MOST_POINTS = 600
 KEPT_CHECKPOINTS = 8
@@ -220,10 +222,13 @@ class RunCurves:
         if before is None or before.attempt != event.attempt or event.step <= before.step:
             return  # the first step of an attempt begins with its start
         seconds = (event.committed_at or event.time) - (before.committed_at or before.time)
+        if seconds < LEAST_SECONDS:
+            self._before = before
+            return
         self.add("step_seconds", event.step, seconds / (event.step - before.step))
         for name in ("tokens", "completions"):
             made = (getattr(event, name) or 0) - (getattr(before, name) or 0)
-            if seconds > 0 and getattr(event, name) and made >= 0:
+            if getattr(event, name) and made >= 0:
                 self.add(f"{name}_per_second", event.step, made / seconds)
 
     def points(self, most: int = MOST_POINTS) -> dict[str, Points]:

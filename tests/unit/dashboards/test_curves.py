@@ -147,20 +147,22 @@ def test_a_script_cannot_make_lines_without_end() -> None:
 
 
 def test_the_pace_of_steps_is_that_between_commits_of_one_attempt() -> None:
-    """Steps that were committed together share their time; a restart and a new count begin anew."""
+    """Steps that were committed or seen together share their time; a restart and a new count begin anew."""
     curves = RunCurves()
     for attempt, step, at, tokens in (
         (0, 1, 10.0, 100),
         (0, 3, 14.0, 500),
         (1, 2, 50.0, 80),
         (1, 3, 51.0, 90),
+        (1, 4, 51.0, 95),
+        (1, 5, 53.0, 110),
     ):
         follow(curves, "step_committed", train_call=1, attempt=attempt, step=step, committed_at=at,
                tokens=tokens, completions=tokens // 10)  # fmt: skip
     drawn = {key: [(step, mean) for step, mean, _, _ in points] for key, points in curves.points().items()}
-    assert drawn["step_seconds"] == [(3, 1.0)]
-    assert drawn["tokens_per_second"] == [(3, 10.0)]
-    assert drawn["completions_per_second"] == [(3, 1.0)]
+    assert drawn["step_seconds"] == [(3, 1.0), (5, 1.0)]
+    assert drawn["tokens_per_second"] == [(3, 10.0), (5, 10.0)]
+    assert drawn["completions_per_second"] == [(3, 1.0), (5, 1.0)]
 
 
 def test_what_features_draw_is_added_up_over_ranks() -> None:
