@@ -82,7 +82,7 @@ FUNCTION_LINES = {"mean": "reward_function", "std": "reward_std"}
 MOST_LINES = 160
 MOST_LABEL = 100
 LEAST_SECONDS = 0.001
-"""Steps that are closer were seen in one look, as by a supervisor that was suspended: their times are unknown."""
+"""Steps that are closer were seen in one look, as by a supervisor that was suspended."""
 SHOWN_PHASES = 6
 MOST_POINTS = 600
 KEPT_CHECKPOINTS = 8
