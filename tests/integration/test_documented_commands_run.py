@@ -1,8 +1,8 @@
 """Every shell command of the README and of the guides is run as it stands there, in a directory that has what
 it names: scripts, configurations, a run that has finished after two faults, and a run that trains.
 
-What is changed before: `RUN` is the run that has finished, of ten steps, and there are two ranks in place of four, seven or
-eight. vLLM is the stand-in server. `NOT_HERE` lists the commands that need what a CPU machine has not.
+What is changed before: `RUN` is the run that has finished, of ten steps, and there are two ranks in place of
+four, seven or eight. vLLM is the stand-in server. `NOT_HERE` lists the commands that need what a CPU machine has not.
 """
 
 from __future__ import annotations
@@ -176,7 +176,8 @@ def training(folder: Path) -> Iterator[subprocess.Popen[bytes]]:
 
 def adapted(words: str) -> str:
     """Return a command as this machine runs it."""
-    words = re.sub(r"--nproc-per-node [478]\b", "--nproc-per-node 2", words).replace("RUN", "night").replace("4117", "7")
+    words = words.replace("RUN", "night").replace("4117", "7")
+    words = re.sub(r"--nproc-per-node [478]\b", "--nproc-per-node 2", words)
     return re.sub(r"--num_processes 8", "--num_processes 2", words)
 
 
