@@ -2,7 +2,8 @@
 it names: scripts, configurations, a run that has finished after two faults, and a run that trains.
 
 What is changed before: `RUN` is the run that has finished, of ten steps, and there are two ranks in place of
-four, seven or eight. vLLM is the stand-in server. `NOT_HERE` lists the commands that need what a CPU machine has not.
+four, seven or eight. vLLM is the stand-in server. `NOT_HERE` lists the commands that need what a CPU machine
+has not.
 """
 
 from __future__ import annotations
