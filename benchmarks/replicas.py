@@ -20,7 +20,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 from parts import machine
 from parts.interval import median_interval
 
-from grpo_run.runtime.features.replicas._digests import digests, tensors_in_common
+from grpo_run.runtime.features.replicas._digests import tensors_in_common
+from grpo_run.runtime.rank.tensor_digests import digests
 
 
 def main() -> None:

@@ -110,8 +110,7 @@ def print_rows(rows: Sequence[Any]) -> None:
         mark = {True: "held", False: "SHORT", None: "not run"}[row.held]
         seconds = "" if row.seconds is None else f"{row.seconds:.0f}"
         table.add_row(f"{row.name}: {mark}", row.done, row.seen, seconds, row.weights, row.lost, row.advice)
-    console = Console(highlight=False, markup=False)
-    Console(highlight=False, markup=False, width=max(console.width, 160)).print(table)
+    Console(highlight=False, markup=False, width=max(Console().width, 160)).print(table)
 
 
 def _end(number: int, frame: object) -> None:

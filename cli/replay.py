@@ -44,6 +44,7 @@ from grpo_run.runtime.launching.display import LineDisplay
 from grpo_run.runtime.launching.reading import run_reader
 from grpo_run.runtime.launching.request import RunRequest
 from grpo_run.runtime.registry import forget, registry_folder
+from grpo_run.runtime.upstream.tracker_names import SWITCHED_OFF
 from grpo_run.watchdog.rank_metrics import LOGGED_FIELDS
 from grpo_run.watchdog.text import counted
 
@@ -67,7 +68,6 @@ WAITS = (
     "4000",
 )
 """For a user who looks at a step for up to an hour."""
-TRACKERS_OFF = {"WANDB_MODE": "disabled", "COMET_MODE": "disabled", "TRACKIO_DISABLED": "1"}
 SHOWN_STEPS = 12
 MOST_NAMES = 4
 
@@ -295,7 +295,7 @@ def _replay(
     first, step = start.manifest.step, options.step
     os.chdir(recorded.fields["working_directory"])
     inputs = Inputs.from_json(recorded.fields.get("inputs")) or Inputs()
-    os.environ.update({**inputs.variables, **TRACKERS_OFF})
+    os.environ.update({**inputs.variables, **SWITCHED_OFF})
     for name in _changed_files(recorded)[:MOST_NAMES]:
         print(f"grpo-run: {name} has changed since the run")
     end: dict[str, Any] = {"train_call": call, "last_step": step}
@@ -426,7 +426,7 @@ def _saved(
                 if name not in tensors:
                     continue
                 count += 1
-                digest = f"{digests([content.get_tensor(name)])[0] & step_records.UNSIGNED:016x}"
+                digest = step_records.digest_text(digests([content.get_tensor(name)])[0])
                 if digest != tensors[name]:
                     where = f"tensor {name} of {same[0].path.name}"
                     return count, Difference(

@@ -22,6 +22,11 @@ DIGITS = 16
 UNSIGNED = (1 << 64) - 1
 
 
+def digest_text(value: int) -> str:
+    """Return a digest as it is recorded, in `DIGITS` digits."""
+    return f"{value & UNSIGNED:0{DIGITS}x}"
+
+
 class Sample(msgspec.Struct, frozen=True, omit_defaults=True):
     """One row that this rank has generated: digests of its texts, and its rewards by function."""
 

@@ -27,9 +27,8 @@ from grpo_run.runtime.rehearsal import children, judgement
 from grpo_run.runtime.rehearsal._seen import Fault, Seen, read_traces, weights_of
 from grpo_run.runtime.rehearsal.drills import STEPS, Drill, Outside
 from grpo_run.runtime.rehearsal.judgement import Row
+from grpo_run.runtime.upstream.tracker_names import SWITCHED_OFF
 
-OFF = {"WANDB_MODE": "disabled", "COMET_MODE": "disabled", "HF_HUB_DISABLE_TELEMETRY": "1"}
-"""Variables that switch trackers off which a script opens by itself."""
 HELD = b'"fault_injected"'
 """In the journal once a rank is held."""
 SMALL_DIRECTORY = 'mount -t tmpfs -o size=64k none "$0" && exec "$@"'
@@ -114,7 +113,12 @@ class RehearsalRuns:
         words, prefix = self._words(run, drill)
         outside = None if drill is None else drill.outside
         number = signal.SIGKILL if outside is Outside.kill else signal.SIGTERM
-        environment = {**os.environ, **OFF, "XDG_STATE_HOME": str(self._work / "state"), **told.variable}
+        environment = {
+            **os.environ,
+            **SWITCHED_OFF,
+            "XDG_STATE_HOME": str(self._work / "state"),
+            **told.variable,
+        }
         sent = False
 
         def act() -> int | None:

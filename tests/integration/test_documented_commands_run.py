@@ -177,7 +177,7 @@ def training(folder: Path) -> Iterator[subprocess.Popen[bytes]]:
 
 def adapted(words: str) -> str:
     """Return a command as this machine runs it."""
-    words = words.replace("RUN", "night").replace("4117", "7")
+    words = words.replace("RUN", "night").replace("4117", "10")
     words = re.sub(r"--nproc-per-node [478]\b", "--nproc-per-node 2", words)
     return re.sub(r"--num_processes 8", "--num_processes 2", words)
 

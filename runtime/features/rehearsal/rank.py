@@ -17,9 +17,7 @@ from grpo_run.runtime.rank.points import CallPoints, RankFeature, RolloutPoints
 from grpo_run.runtime.rank.session import Session
 from grpo_run.runtime.upstream import trainer_names
 from grpo_run.runtime.upstream.async_functions import is_coroutine_function
-
-TRACKERS = "transformers.integrations"
-"""Package of the callbacks that write to trackers."""
+from grpo_run.runtime.upstream.tracker_names import leave_out_trackers
 
 
 class RehearsalPart(RankFeature):
@@ -129,10 +127,7 @@ def _shorten(rehearsal: Rehearsal, trainer: Any) -> None:
         args.save_strategy, args.save_steps = type(args.save_strategy)("steps"), SAVE_EVERY
     if getattr(args.eval_strategy, "value", args.eval_strategy) != "no":
         args.eval_strategy, args.eval_steps = type(args.eval_strategy)("steps"), SAVE_EVERY
-    args.push_to_hub = False
-    for callback in [*trainer.callback_handler.callbacks]:
-        if type(callback).__module__.startswith(TRACKERS):
-            trainer.remove_callback(callback)
+    leave_out_trackers(trainer)
     trainer.push_to_hub = lambda *given, **named: None
     original = trainer.save_model
 

@@ -17,17 +17,15 @@ import msgspec
 from grpo_run.runtime.features.replay._prompt import interact
 from grpo_run.runtime.features.replay.settings import ReplaySettings
 from grpo_run.runtime.history.run_directory import RunDirectory
-from grpo_run.runtime.history.step_records import UNSIGNED, Sample, StepRecord, append
+from grpo_run.runtime.history.step_records import Sample, StepRecord, append, digest_text
 from grpo_run.runtime.rank.output import flush_output
 from grpo_run.runtime.rank.points import CallPoints, RankFeature, RolloutPoints
 from grpo_run.runtime.rank.session import Session
 from grpo_run.runtime.rank.tensor_digests import digests, tensors_of_rank
 from grpo_run.runtime.upstream import tensor_files
 from grpo_run.runtime.upstream.patches import override_attributes
+from grpo_run.runtime.upstream.tracker_names import leave_out_trackers
 from grpo_run.watchdog.observation import RankState
-
-OWN_CALLBACKS = "transformers.integrations"
-"""The module of the callbacks of trackers."""
 
 
 class StepRecorder:
@@ -129,7 +127,7 @@ class StepRecorder:
             loss=_hex(self._losses),
             grad_norm=_hex([] if self._norm is None else [self._norm]),
             names=None if names == self._names else names,
-            digests="".join(f"{value & UNSIGNED:016x}" for value in values),
+            digests="".join(map(digest_text, values)),
             starts=starts,
         )
         self._names = names
@@ -169,12 +167,8 @@ def _end(session: Session) -> NoReturn:
 
 def _leave_out(trainer: Any) -> None:
     """Leave out what a replay must not do again: trackers, uploads, and the script's saves."""
-    arguments = trainer.args
-    arguments.push_to_hub = False
-    arguments.save_strategy = type(arguments.save_strategy)("no")
-    for callback in list(trainer.callback_handler.callbacks):
-        if type(callback).__module__.startswith(OWN_CALLBACKS):
-            trainer.remove_callback(callback)
+    trainer.args.save_strategy = type(trainer.args.save_strategy)("no")
+    leave_out_trackers(trainer)
 
 
 class ReplayPart(RankFeature):

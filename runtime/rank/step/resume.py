@@ -86,7 +86,7 @@ def agree_on_resume(
     if session.is_main:
         _claim(session, call)
         fence = _prepare(session, output_dir, needed=session.world_size > session.local_world_size)
-    left_out = _was_left_out(session, output_dir)
+    refused_before = _refused_before(session, output_dir)
     # the fences of older attempts are removed only after every rank has been heard of
     stop = session.votes.maximum(int(session.board.requests[0]))
     if stop:
@@ -111,7 +111,7 @@ def agree_on_resume(
     rejected_before = session.rejected_checkpoints
     identified, record = IdentifiedCall(call=call), dict[str, Any]()
     if session.is_main:
-        _begin(session, output_dir, fence, left_out=left_out)
+        _begin(session, output_dir, fence, refused_before)
         _clean_up(session, call)
         identified, record = _identify(session, call, facts.settings, claimed)
         for directory in identified.directories:
@@ -126,11 +126,11 @@ def agree_on_resume(
         )
     choice = agree(session, request)
     if choice.fence is not None and not session.is_main:
-        _record(session, call.output_dir, Path(choice.fence), left_out=left_out)
-    if left_out and choice.in_memory and snapshot is not None and choice.fence is not None:
-        # the run continues from memory: what was taken after it, and with it, may be published
-        first = snapshot.staged.attempt
-        _record(session, call.output_dir, Path(choice.fence), refused_before=first)
+        _record(session, call.output_dir, Path(choice.fence), refused_before)
+    continues = choice.in_memory and refused_before is not None
+    if continues and snapshot is not None and choice.fence is not None:
+        # the run continues from memory: what was taken with it and after it may be published
+        _record(session, call.output_dir, Path(choice.fence), snapshot.staged.attempt)
     call = call.model_copy(update={"ordinal": choice.ordinal})
     if snapshot is not None:
         if choice.in_memory:
@@ -169,19 +169,21 @@ def _prepare(session: Session, output_dir: Path, *, needed: bool) -> Path | None
         return None
 
 
-def _was_left_out(session: Session, output_dir: Path) -> bool:
-    """Whether the others have begun an attempt without this host. On the rank that records."""
-    folder = session.config.run_directory
-    records = session.rank % session.local_world_size == 0
-    return records and session.fence(output_dir) is None and fencing.was_left_out(folder, output_dir)
+def _refused_before(session: Session, output_dir: Path) -> int | None:
+    """Return this attempt if the others have begun one without this host: what it has in memory was taken
+    before, and its steps were done again, so it is not published. On the rank that records.
+    """
+    records = session.rank % session.local_world_size == 0 and session.fence(output_dir) is None
+    left_out = records and fencing.was_left_out(session.config.run_directory, output_dir)
+    return session.settings.attempt if left_out else None
 
 
-def _begin(session: Session, output_dir: Path, fence: Path | None, *, left_out: bool = False) -> None:
+def _begin(session: Session, output_dir: Path, fence: Path | None, refused_before: int | None = None) -> None:
     """End the older attempts in an output directory. On rank 0.
 
     Args:
         fence: of this attempt if it begins with this call.
-        left_out: as `_record`.
+        refused_before: as `fencing.record`.
     """
     if fence is None:
         return
@@ -190,30 +192,19 @@ def _begin(session: Session, output_dir: Path, fence: Path | None, *, left_out: 
     except OSError as error:
         session.warn(f"{UNFENCED}: {error}")
     if session.world_size > session.local_world_size:
-        _record(session, output_dir, fence, left_out=left_out)
+        _record(session, output_dir, fence, refused_before)
     else:
         fencing.close(fence)  # of an attempt over several hosts, before this one
         for folder in filter(None, (session.config.run_directory, session.config.snapshot_directory)):
             fencing.close_recorded(folder, None)
 
 
-def _record(
-    session: Session,
-    output_dir: str | Path,
-    fence: Path,
-    *,
-    left_out: bool = False,
-    refused_before: int | None = None,
-) -> None:
+def _record(session: Session, output_dir: str | Path, fence: Path, refused_before: int | None = None) -> None:
     """Note the fence, also for the supervisor and the drain worker of this host.
 
     Args:
-        left_out: what this host has in memory was taken before others went on without it, so it is not
-            published: its steps were done again.
         refused_before: as `fencing.record`.
     """
-    if left_out:
-        refused_before = session.settings.attempt
     config = session.config
     session.fences[os.path.realpath(output_dir)] = fence
     if session.rank % session.local_world_size == 0:
