@@ -60,5 +60,7 @@ def _told(kind: str, endpoint: str, run_id: str, address: str | None, why: str) 
         time.sleep(LOOK_SECONDS)
         with contextlib.suppress(RendezvousConnectionError, RuntimeError):  # its host has just gone
             if probe(*place) is Answer.accepted:
-                told = names.refuse(names.connect(place, run_id), address or socket.getfqdn(), why)
+                told = names.refuse(
+                    names.connect(place, run_id), address or socket.getfqdn(), f"was refused: {why}"
+                )
     return told

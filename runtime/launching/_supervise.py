@@ -136,7 +136,8 @@ def _supervise(
         note_signals()  # no signal may interrupt what follows
 
         def leave() -> None:
-            agent.leave(supervisor.exit_code, supervisor.sentence, had_ranks=supervisor.has_ranks)
+            alone = supervisor.leaves or not supervisor.has_ranks
+            agent.leave(supervisor.exit_code, supervisor.sentence, alone=alone)
 
         for part in (leave, supervisor.end_features, guardian.end, output.stop, screen.stop):
             try:

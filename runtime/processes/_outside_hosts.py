@@ -50,8 +50,7 @@ def why_apart(seen: View, node: Any, needed: int) -> str:
 
 def outside(seen: View) -> Mapping[str, str]:
     """Return what is said of the hosts that do not take part, by address, as clauses."""
-    refused = {address: f"was refused: {why}" for address, why in seen.refused.items()}
-    return refused | {node.addr: why for node, why in seen.apart.items()}
+    return {**seen.refused, **{node.addr: why for node, why in seen.apart.items()}}
 
 
 def needed_text(seen: View) -> str:

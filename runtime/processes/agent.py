@@ -356,10 +356,10 @@ class Agent(LocalElasticAgent):
             if self._meeting.lost:
                 raise HostsLostError(self._meeting.lost)
 
-    def leave(self, exit_code: int | None, sentence: str, *, had_ranks: bool) -> None:
+    def leave(self, exit_code: int | None, sentence: str, *, alone: bool) -> None:
         """Let the other hosts know how the run has ended here, if they must not wait for this one."""
         if self._meeting is not None:
-            self._meeting.leave(exit_code, sentence, had_ranks=had_ranks)
+            self._meeting.leave(exit_code, sentence, alone=alone)
 
     def _nodes_wait(self) -> bool:
         """Whether nodes wait to join. Asks the rendezvous, which may be on another machine, once per

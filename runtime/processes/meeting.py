@@ -279,19 +279,19 @@ class Meeting(RendezvousHandler):
         if self._handler is not None and (ended := rendezvous_names.view(self._handler).ended) is not None:
             raise HostsLostError(ended.sentence, exit_code=ended.exit_code)
 
-    def leave(self, exit_code: int | None, sentence: str, *, had_ranks: bool = True) -> None:
+    def leave(self, exit_code: int | None, sentence: str, *, alone: bool = False) -> None:
         """Let the other hosts know that this one has given up or was refused, and spares that the run has
         finished. Waits some seconds at most.
 
         Args:
             exit_code: of this host; with others, the others may go on without it.
             sentence: how the run ended here.
-            had_ranks: else it could not start them: the others go on without it, or wait for it.
+            alone: the others go on without it, or wait for it, if it does not serve the endpoint.
         """
         if self._handler is None:
             return
         if exit_code in ENDS and not self._dead_endpoint:
-            _call(LEAVE_SECONDS, self._tell, exit_code, sentence, had_ranks)
+            _call(LEAVE_SECONDS, self._tell, exit_code, sentence, alone)
         _call(CLOSE_SECONDS, self._confirm_end, rendezvous_names.view(self._handler))
         # a process that exits while a thread returns from C++ is aborted
         self._closed = True
@@ -300,13 +300,13 @@ class Meeting(RendezvousHandler):
         if self._looking is not None:
             self._looking.join(CLOSE_SECONDS)
 
-    def _tell(self, exit_code: int, sentence: str, had_ranks: bool) -> None:
+    def _tell(self, exit_code: int, sentence: str, alone: bool) -> None:
         this, finished = rendezvous_names.this_node(self._handler), exit_code == EXIT_FINISHED
         with contextlib.suppress(RendezvousConnectionError):  # the endpoint is gone: all know
             if finished and not self._serves and self._endpoint_node:  # the host that serves it tells
                 return
-            if exit_code == EXIT_GAVE_UP and not (had_ranks or self._serves or self._read().ended):
-                rendezvous_names.refuse(self._backend, this.addr, sentence.rstrip("."))
+            if exit_code == EXIT_GAVE_UP and alone and not (self._serves or self._read().ended):
+                rendezvous_names.refuse(self._backend, this.addr, f"gave up: {sentence.rstrip('.')}")
                 return
             rendezvous_names.end(
                 self._backend, this, exit_code, f"Host {this.addr} {ENDS[exit_code]}: {sentence}"

@@ -57,6 +57,7 @@ class Resolution:
     restart: bool = False
     delay_seconds: float = 0.0
     needs_all_hosts: bool = False
+    leaves: bool = False
     event: RunEvent = RunEvent.gave_up
     exit_code: int = EXIT_GAVE_UP
     sentence: str = ""
@@ -175,6 +176,7 @@ class FaultHandler:
             failed_ranks=(*verdict.culprits, *also_failed),
             files=context.attempt.files,
             on_several_nodes=context.attempt.on_several_nodes,
+            local_ranks=context.attempt.local_rank_of.keys(),
             read_memory=context.read_memory,
         )
         answers = [feature.answer(fault) for feature in self._features]
@@ -213,7 +215,8 @@ class FaultHandler:
         if stopping:
             return Resolution(event=RunEvent.stopped, exit_code=stop_code(self._history))
         at_end = EXIT_STOPPED if verdict.cause is Cause.node_lost else EXIT_GAVE_UP
-        code = answer.exit_code if answer is not None and decision is answer.decision else at_end
+        answered = answer is not None and decision is answer.decision
+        code = answer.exit_code if answer is not None and answered else at_end
         event = RunEvent.stopped if code == EXIT_STOPPED else RunEvent.gave_up
         said, place = verdict.sentence, verdict.location
         if place is not None and place.short.partition(" ")[0] not in said + decision.reason:
@@ -221,7 +224,8 @@ class FaultHandler:
         word = "Stopped" if code == EXIT_STOPPED else "Gave up"
         sentence = f"{as_sentence(said)} {word}: {as_sentence(decision.reason)}"
         advice = verdict.advice if verdict.shortage is not None else ()
-        return Resolution(event=event, exit_code=code, sentence=" ".join((sentence, *advice)))
+        leaves = answered and answer is not None and answer.leaves
+        return Resolution(event=event, exit_code=code, sentence=" ".join((sentence, *advice)), leaves=leaves)
 
     def _can_go_back(self, answer: Answer | None) -> bool:
         before = answer.decision.before_step if answer is not None else None

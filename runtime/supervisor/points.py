@@ -34,6 +34,7 @@ class Fault:
         failed_ranks: the culprits, and ranks that failed by themselves besides them.
         files: of the attempt that has failed.
         on_several_nodes: other nodes have ranks too.
+        local_ranks: of this node.
         read_memory: returns what the local ranks have measured of their memory.
     """
 
@@ -41,6 +42,7 @@ class Fault:
     failed_ranks: tuple[int, ...]
     files: AttemptFiles
     on_several_nodes: bool = False
+    local_ranks: Collection[int] = ()
     read_memory: Callable[[], Mapping[int, RankMemory]] = dict
 
 
@@ -55,12 +57,14 @@ class Answer:
         at_once: the decision is taken, whatever the policy would decide, unless a stop was requested or the
             settings are wrong.
         exit_code: of the run, if the decision ends it.
+        leaves: the decision ends the run on this node alone; the others go on without it.
     """
 
     decision: Decision
     act: Callable[[], None] = lambda: None
     at_once: bool = False
     exit_code: int = EXIT_GAVE_UP
+    leaves: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -157,6 +157,8 @@ class Supervisor:
         self._hosts_can_meet = True
         self._admits_from: tuple[int, int] | None = None
         self._start_not_before = 0.0
+        self.leaves = False
+        """The run ends on this node alone."""
         self.has_ranks = False
         """False while the agent waits in a rendezvous, during which `poll` is not called."""
         self._previous_poll_at = self._polled_at = self._ranks_started_at = time.monotonic()
@@ -533,6 +535,7 @@ class Supervisor:
             return Directive.await_all if resolution.needs_all_hosts else directive
         self._hangs.write_phase_durations()
         self._live.journal.sync()
+        self.leaves = resolution.leaves
         return self._end(resolution.event, resolution.exit_code, resolution.sentence)
 
     def _start_again(self, event: RunEvent | None = None, delay_seconds: float = 0.0) -> Directive:

@@ -1,4 +1,7 @@
-"""Replicas in the supervisor: ranks that differ go back to before they did, once; then the run ends."""
+"""Replicas in the supervisor: ranks that differ go back to before they did, once.
+
+The second time the run ends, or the host of the rank that is wrong leaves it, if there are several.
+"""
 
 from __future__ import annotations
 
@@ -39,9 +42,12 @@ class RunReplicas(SupervisorFeature):
         before = bool(self._history.part(Replicas).differences)
         found = Difference.model_validate(alarm.details)
         self._reporter.write(ReplicasDiffered(difference=found.model_dump(mode="json")))
-        if before:
+        wrong = set(found.ranks)
+        if before and (not wrong or wrong & set(fault.local_ranks)):
+            reason = "ranks have differed a second time in this run"
             return Answer(
-                decision=Decision(action=Action.stop, reason="ranks have differed a second time in this run")
+                decision=Decision(action=Action.stop, reason=reason),
+                leaves=bool(wrong) and fault.on_several_nodes,
             )
         return Answer(
             decision=Decision(

@@ -364,11 +364,11 @@ def test_a_host_that_could_not_start_its_ranks_does_not_end_the_run() -> None:
     """The others go on without it, or wait, and say why."""
     meeting, handler, _ = _met(TWO)
     handler.written.last_heartbeats = {ONE: 0}
-    meeting.leave(93, "No process could be started.", had_ranks=False)
+    meeting.leave(93, "No process could be started.", alone=True)
     assert rendezvous_names.read_now(handler, handler).ended is None
     other, there, _ = _met(ONE)
     there._state_holder.state = handler.written
-    assert other.outside() == {"node1": "was refused: No process could be started"}
+    assert other.outside() == {"node1": "gave up: No process could be started"}
     other._began_at = time.monotonic()
     there.state.complete, there.state.participants = False, {ONE: 0}
-    assert other.wait_text().endswith("0 s of 40; host node1 was refused: No process could be started")
+    assert other.wait_text().endswith("0 s of 40; host node1 gave up: No process could be started")

@@ -68,7 +68,7 @@ def test_a_host_lost_twice_stays_out_only_while_the_others_suffice(
 
 def test_hosts_outside_are_named() -> None:
     """While they are waited for, those that are needed are named too, unless they are there."""
-    seen = replace(MET, participants={ONE: 0}, refused={"node3": "no such script"})
+    seen = replace(MET, participants={ONE: 0}, refused={"node3": "was refused: no such script"})
     assert outside(seen) == {"node3": "was refused: no such script"}
     lost = "; host node1 was lost 2 times in a row and is needed, because no other one is there"
     assert needed_text(seen) == f"{lost}; host node3 was refused: no such script"

@@ -24,7 +24,9 @@ from grpo_run.watchdog.observation import Alarm
 from grpo_run.watchdog.verdict import Verdict
 
 
-def _fault(run: RunDirectory, *ranks: int, cause: Cause = Cause.replicas_differ) -> Fault:
+def _fault(
+    run: RunDirectory, *ranks: int, cause: Cause = Cause.replicas_differ, hosts: int = 1, local: int = 0
+) -> Fault:
     details = Difference(
         train_call=1, step=20, agreed=10, count=1, name="weight", position=5, bits=(1, 2), ranks=ranks
     )
@@ -33,7 +35,11 @@ def _fault(run: RunDirectory, *ranks: int, cause: Cause = Cause.replicas_differ)
         details=details.model_dump(mode="json"),
     )  # fmt: skip
     verdict = Verdict(cause=cause, step=20, sentence="They differ.", signature="x", alarm=alarm)
-    return Fault(verdict=verdict, failed_ranks=(0, 1), files=AttemptFiles(run, 1))
+    here = (0, 1) if hosts == 1 else (local,)
+    return Fault(
+        verdict=verdict, failed_ranks=(0, 1), files=AttemptFiles(run, 1), on_several_nodes=hosts > 1,
+        local_ranks=here,
+    )  # fmt: skip
 
 
 def test_a_second_difference_ends_the_run(tmp_path: Path, make_config: Callable[..., RunConfig]) -> None:
@@ -60,6 +66,29 @@ def test_a_second_difference_ends_the_run(tmp_path: Path, make_config: Callable[
     assert second is not None
     assert second.decision.action is Action.stop
     assert live.history.part(HISTORY).named == [1, 1]
+
+
+@pytest.mark.parametrize(
+    ("ranks", "local", "action", "leaves"),
+    [
+        ((1,), 1, Action.stop, True),
+        ((1,), 0, Action.restart_from_earlier_checkpoint, False),
+        ((), 0, Action.stop, False),
+    ],
+)
+def test_on_several_hosts_only_the_one_that_is_wrong_leaves(
+    ranks: tuple[int, ...], local: int, action: Action, leaves: bool, tmp_path: Path,
+    make_config: Callable[..., RunConfig],
+) -> None:  # fmt: skip
+    """Without a majority nobody knows which one it is: the run ends."""
+    run = RunDirectory(path=tmp_path / "run")
+    run.create()
+    live = LiveHistory(run.journal, "run", parts=[HISTORY()])
+    feature = PART(make_config(), run, live.history, Reporter(live, str(tmp_path), lambda text: None))
+    feature.answer(_fault(run, *ranks, hosts=3, local=local))
+    second = feature.answer(_fault(run, *ranks, hosts=3, local=local))
+    assert second is not None
+    assert (second.decision.action, second.leaves) == (action, leaves)
 
 
 def test_the_number_of_steps_is_checked() -> None:
