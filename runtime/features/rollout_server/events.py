@@ -96,7 +96,6 @@ class RolloutServer(HistoryPart):
         ready: it has answered, and has not ended since.
         start_seconds: how long its last start took.
         syncs: how often weights were sent, and `sync_seconds` how long that took in all.
-        longest_sync_seconds: of them.
         samples: by `SampleOrigin`.
     """
 
@@ -121,7 +120,6 @@ class RolloutServer(HistoryPart):
     start_seconds: float | None = None
     syncs: int = 0
     sync_seconds: float = 0.0
-    longest_sync_seconds: float = 0.0
     samples: Counter[str] = field(default_factory=Counter)
 
     def apply(self, event: Event) -> None:
@@ -148,7 +146,6 @@ class RolloutServer(HistoryPart):
             case WeightsSent():
                 self.syncs += 1
                 self.sync_seconds += event.seconds
-                self.longest_sync_seconds = max(self.longest_sync_seconds, event.seconds)
             case RolloutMade():
                 self.samples[event.origin] += event.samples
 
