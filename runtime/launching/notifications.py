@@ -44,6 +44,7 @@ END_SECONDS = 6.0
 ADDRESS = re.compile(r"^((?:--[a-z-]+=)?https?://[\w.:\[\]-]+)([/?][!-~]*)?$", re.ASCII)
 """An address, also in one word with its option: what may be shown, and what may not."""
 PATH_LEFT_OUT = "/..."
+GIVE = "give http://HOST/PATH or https://HOST/PATH, or a file with such a line"
 
 
 def address(option: str, word: str) -> str:
@@ -55,9 +56,9 @@ def address(option: str, word: str) -> str:
     try:
         url = word if not word or word.startswith("http") else Path(word).read_text().strip()
     except (OSError, ValueError):
-        url = "no file"
+        raise UsageError(f"{option}: there is no such file, and it is no address; {GIVE}") from None
     if url and not ADDRESS.match(url):
-        raise UsageError(f"{option}: give http://HOST/PATH or https://HOST/PATH, or a file with such a line")
+        raise UsageError(f"{option}: {GIVE}")
     return url
 
 
