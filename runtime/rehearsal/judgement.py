@@ -19,6 +19,7 @@ class Row:
 
     Attributes:
         held: None for what was not done.
+        applies: the job has what this is about.
     """
 
     name: str
@@ -29,11 +30,15 @@ class Row:
     weights: str = ""
     lost: str = ""
     advice: str = ""
+    applies: bool = True
 
 
-def judge_job(first: Seen, second: Seen | None) -> tuple[Row, str | None]:
-    """Return the row of the undisturbed runs, and why their weights differ; None if they are equal."""
-    row: dict[str, Any] = {"name": "undisturbed", "done": "the job, twice", "seconds": first.seconds}
+def judge_job(first: Seen, second: Seen | None, steps: int) -> tuple[Row, str | None]:
+    """Return the row of the undisturbed runs of so many steps, and why their weights differ; None if they are
+    equal."""
+    row: dict[str, Any] = {
+        "name": "undisturbed", "done": f"{steps} steps of the job, twice", "seconds": first.seconds,
+    }  # fmt: skip
     failed = next((one for one in (first, second) if one is not None and one.codes != (FINISHED,)), None)
     if failed is not None:
         return Row(
@@ -67,28 +72,29 @@ def judge(drill: Drill, seen: Seen, undisturbed: Seen, unrepeatable: str | None)
     advice: list[str] = []
     fault = seen.faults[0] if seen.faults else None
     expected = {
-        None: (FINISHED,), Outside.stop: (STOPPED, FINISHED), Outside.truncate: (STOPPED, FINISHED),
+        Outside.stop: (STOPPED, FINISHED), Outside.truncate: (STOPPED, FINISHED),
         Outside.kill: (KILLED, FINISHED),
-    }[drill.outside]  # fmt: skip
-    finished = seen.codes == expected
-    words = []
-    if fault is not None:
-        words.append(fault.cause + ("" if fault.rank is None else f" of rank {fault.rank}"))
-    words.append(_end(seen))
+    }.get(drill.outside, (FINISHED,))  # fmt: skip
+    words = [text.rstrip(".") for text in (fault.sentence if fault else "", *seen.ended_calls) if text]
+    words.append(_end(seen) if not words else f"then {_end(seen)}")
+    row: dict[str, Any] = {
+        "name": drill.name, "done": drill.done, "seen": "; ".join(words), "seconds": seen.seconds,
+    }  # fmt: skip
     lost, again = _lost(drill, seen)
-    if not finished:
-        last = seen.faults[-1].sentence if len(seen.faults) > 1 - bool(drill.outside) else ""
+    if seen.codes != expected:
+        last = seen.faults[-1].sentence if len(seen.faults) > 2 - drill.commands else ""
         advice.append(
             f"the script fails when it is started again: {last}" if last
             else f"the run did not end as it should (--keep-files keeps its output): {seen.sentence}"
         )  # fmt: skip
         return Row(
-            name=drill.name, done=drill.done, held=False, seen=", ".join(words), seconds=seen.seconds,
-            weights="never reached the last step", lost="the run, until somebody corrects the script",
-            advice="; ".join(advice),
+            **row, held=False, weights="never reached the last step",
+            lost="the run, until somebody corrects the script", advice="; ".join(advice),
         )  # fmt: skip
     if drill.causes and (fault is None or fault.cause not in drill.causes):
         advice.append("the fault was not seen for what it is")
+    if drill.tool_hangs and (seen.faults or not seen.ended_calls):
+        advice.append("the call was not ended by itself: ranks had to be restarted, or nobody has noticed")
     if seen.left:
         advice.append(f"processes were left and have been ended: {', '.join(seen.left)}")
     if again:
@@ -99,24 +105,22 @@ def judge(drill: Drill, seen: Seen, undisturbed: Seen, unrepeatable: str | None)
             "state outside of checkpoints decides what is learned, or the script ignores the checkpoint:"
             " keep it in a callback's state, or in the state of the loop"
         )
-    return Row(
-        name=drill.name, done=drill.done, held=not advice, seen=", ".join(words), seconds=seen.seconds,
-        weights=weights, lost=lost, advice="; ".join(advice),
-    )  # fmt: skip
+    return Row(**row, held=not advice, weights=weights, lost=lost, advice="; ".join(advice))
 
 
 def _lost(drill: Drill, seen: Seen) -> tuple[str, bool]:
     """Return what was lost, and whether that is all."""
-    if drill.outside is None:
-        fault = seen.faults[0] if seen.faults else None
-        repeated, resumed = (fault.repeated, fault.resumed_at) if fault else (None, None)
+    if drill.tool_hangs and not seen.faults:
+        return "nothing", False
+    if drill.commands == 1:
+        repeated, resumed = next(((one.lost_steps, one.from_checkpoint) for one in seen.faults), (None, None))
     else:
         resumed = seen.resumed_at
         # the last commits before a kill may not be in the journal
         repeated = max(0, (seen.stopped_at or 0) - (resumed or 0))
     if resumed is None:
         return "all steps", True
-    return f"{repeated or 0} {'step' if repeated == 1 else 'steps'}", False
+    return f"{repeated} {'step' if repeated == 1 else 'steps'}" if repeated else "nothing", False
 
 
 def _weights(drill: Drill, seen: Seen, undisturbed: Seen, unrepeatable: str | None) -> tuple[str, bool]:
@@ -126,7 +130,7 @@ def _weights(drill: Drill, seen: Seen, undisturbed: Seen, unrepeatable: str | No
     if unrepeatable is not None:
         return f"cannot be equal: {unrepeatable}", True
     if drill.may_change and seen.changed:
-        return "not compared: the memory plan has changed how a step is computed", True
+        return f"not compared: {seen.changed}", True
     ranks = [name for name in undisturbed.weights if seen.weights.get(name) != undisturbed.weights[name]]
     return f"differ ({ranks[0] if ranks else 'more calls than without a fault'})", False
 
@@ -136,9 +140,9 @@ def _end(seen: Seen) -> str:
     return "finished" if last == FINISHED else "no end in time" if last is None else f"ended with code {last}"
 
 
-def not_run(drill: Drill, why: str) -> Row:
+def not_run(drill: Drill, why: str, *, applies: bool = True) -> Row:
     """Return the row of a drill that was not run."""
-    return Row(name=drill.name, done=drill.done, held=None, seen=f"not run: {why}")
+    return Row(name=drill.name, done=drill.done, held=None, seen=why, applies=applies)
 
 
 def judge_room(path: str, *, free_bytes: int, checkpoint_bytes: int, saving: Mapping[str, object]) -> Row:
@@ -183,5 +187,5 @@ def _size(value: int) -> str:
 
 
 def exit_code(rows: Sequence[Row]) -> int:
-    """Return 0 if everything held, else 1."""
-    return 0 if all(row.held for row in rows) else 1
+    """Return 0 if everything held that the job has, else 1."""
+    return 0 if all(row.held or not row.applies for row in rows) else 1
