@@ -27,7 +27,6 @@ SET_HERE = (
     "--accept-change", "--on-resume-failure",
 )  # fmt: skip
 """Options of the real run that mean nothing to a rehearsal, or that it sets itself."""
-SNAPSHOTS = Path("/dev/shm")
 INDENT = 13
 """Of what is said of a drill: longer than the names."""
 
@@ -46,15 +45,13 @@ def main(arguments: Sequence[str]) -> int:
     drills, seconds = chosen(own.get("--only")), seconds_of(own.get("--for", "10m"))
     signal.signal(signal.SIGTERM, _end)
     work = _work_directory(own.get("--keep-files"))
-    given = own.get("--snapshot-dir")
-    snapshots = None if given == "off" else Path(given) if given else SNAPSHOTS
-    beside = None
+    parent = own.get("--snapshot-dir", "/dev/shm")
+    beside, rows = None, list[Any]()
     try:
-        if snapshots is not None:
-            beside = Path(tempfile.mkdtemp(prefix="grpo-run-rehearse-", dir=snapshots))
-        free = own.get("--free-server", "")
-        job = Job(options=options, script=script, snapshots=beside, free_server=free)
-        began, rows = time.monotonic(), list[Any]()
+        if parent != "off":
+            beside = Path(tempfile.mkdtemp(prefix="grpo-run-rehearse-", dir=parent))
+        job = Job(options=options, script=script, snapshots=beside, free_server=own.get("--free-server", ""))
+        began = time.monotonic()
 
         def say(text: str) -> None:
             print(f"[{time.monotonic() - began:4.0f} s] {text}", file=sys.stderr, flush=True)
@@ -63,6 +60,9 @@ def main(arguments: Sequence[str]) -> int:
             rows.append(row)
     except OSError as error:
         raise UsageError(f"the rehearsal cannot be run: {error}") from error
+    except KeyboardInterrupt:
+        print_rows([*rows, judgement.Row(name="the rest", done="interrupted", held=None)])
+        raise
     finally:
         from grpo_run.runtime.rehearsal.children import end_all
 

@@ -145,8 +145,11 @@ class Rehearsal:
     def note(self, name: str, value: Any) -> None:
         """Write a fact about the real job, unless a rank has done so before."""
         self.facts.mkdir(parents=True, exist_ok=True)
-        with suppress(FileExistsError), open(self.facts / f"{name}.json", "x") as file:
-            json.dump(value, file)
+        whole = self.facts / f"{name}-{os.getpid()}"  # the rehearsal reads while ranks write
+        whole.write_text(json.dumps(value))
+        with suppress(FileExistsError):
+            os.link(whole, self.facts / f"{name}.json")
+        whole.unlink()
 
 
 def current() -> Rehearsal | None:

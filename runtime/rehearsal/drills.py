@@ -8,6 +8,7 @@ is given again. In which step is said by `runtime/launch/rehearsal.py`.
 from __future__ import annotations
 
 import enum
+import re
 from dataclasses import dataclass
 
 from grpo_run.runtime.errors import ConfigError
@@ -120,11 +121,8 @@ def seconds_of(text: str) -> float:
     Raises:
         ConfigError: it is no duration above 0.
     """
-    factor = {"s": 1, "m": 60, "h": 3600}.get(text[-1:], 0)
-    try:
-        seconds = float(text[:-1]) * factor if factor else float(text)
-    except ValueError:
-        seconds = 0.0
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)([smh]?)", text)
+    seconds = float(found[1]) * {"m": 60, "h": 3600}.get(found[2], 1) if found else 0.0
     if not 0 < seconds < 7 * 86400:
         raise ConfigError(f"--for {text}: give a duration such as 90s, 5m or 1h")
     return seconds

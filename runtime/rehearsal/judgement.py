@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
 
 from grpo_run.runtime.rehearsal._seen import Seen, first_difference
 from grpo_run.runtime.rehearsal.drills import Drill, Outside
+from grpo_run.watchdog.text import counted, size_text
 
 FINISHED, STOPPED = 0, 75
 KILLED = -9
@@ -36,31 +36,23 @@ class Row:
 def judge_job(first: Seen, second: Seen | None, steps: int) -> tuple[Row, str | None]:
     """Return the row of the undisturbed runs of so many steps, and why their weights differ; None if they are
     equal."""
-    row: dict[str, Any] = {
-        "name": "undisturbed", "done": f"{steps} steps of the job, twice", "seconds": first.seconds,
-    }  # fmt: skip
+    row = Row(name="undisturbed", done=f"{steps} steps of the job, twice", held=False, seconds=first.seconds)
     failed = next((one for one in (first, second) if one is not None and one.codes != (FINISHED,)), None)
+    row = replace(row, seen=_end(failed or first))
     if failed is not None:
-        return Row(
-            **row, held=False, seen=_end(failed),
-            advice="the job does not run to its end without a fault: correct that first",
-        ), "the undisturbed job failed"  # fmt: skip
+        advice = "the job does not run to its end without a fault: correct that first"
+        return replace(row, advice=advice), "the undisturbed job failed"
     if not first.weights or not all(first.weights.values()):
-        return Row(
-            **row, held=False, seen=_end(first), weights="not known: no steps of a Trainer or loop",
-            advice="train with a Trainer or grpo_run.trainers.loop, with weights that a rank holds",
-        ), "the weights are not known"  # fmt: skip
+        advice = "train with a Trainer or grpo_run.trainers.loop, with weights that a rank holds"
+        row = replace(row, weights="not known: no steps of a Trainer or loop", advice=advice)
+        return row, "the weights are not known"
     if second is None:
-        return Row(
-            **row, held=None, seen=_end(first), weights="the time was too short to repeat the job"
-        ), None
+        return replace(row, held=None, weights="not compared: the time was too short"), None
     why = first_difference(first.traces, second.traces)
     if why is None:
-        return Row(**row, held=True, seen=_end(first), weights="equal"), None
-    return Row(
-        **row, held=False, seen=_end(first), weights=f"differ: {why}",
-        advice="a recovered run repeats steps with other results; make this repeatable if that matters",
-    ), why  # fmt: skip
+        return replace(row, held=True, weights="equal"), None
+    advice = "a recovered run repeats steps with other results; make this repeatable if that matters"
+    return replace(row, weights=f"differ: {why}", advice=advice), why
 
 
 def judge(drill: Drill, seen: Seen, undisturbed: Seen, unrepeatable: str | None) -> Row:
@@ -77,9 +69,8 @@ def judge(drill: Drill, seen: Seen, undisturbed: Seen, unrepeatable: str | None)
     }.get(drill.outside, (FINISHED,))  # fmt: skip
     words = [text.rstrip(".") for text in (fault.sentence if fault else "", *seen.ended_calls) if text]
     words.append(_end(seen) if not words else f"then {_end(seen)}")
-    row: dict[str, Any] = {
-        "name": drill.name, "done": drill.done, "seen": "; ".join(words), "seconds": seen.seconds,
-    }  # fmt: skip
+    done, said = drill.done, "; ".join(words)
+    row = Row(name=drill.name, done=done, held=False, seen=said, seconds=seen.seconds)
     lost, again = _lost(drill, seen)
     if seen.codes != expected:
         last = seen.faults[-1].sentence if len(seen.faults) > 2 - drill.commands else ""
@@ -87,10 +78,8 @@ def judge(drill: Drill, seen: Seen, undisturbed: Seen, unrepeatable: str | None)
             f"the script fails when it is started again: {last}" if last
             else f"the run did not end as it should (--keep-files keeps its output): {seen.sentence}"
         )  # fmt: skip
-        return Row(
-            **row, held=False, weights="never reached the last step",
-            lost="the run, until somebody corrects the script", advice="; ".join(advice),
-        )  # fmt: skip
+        lost = "the run, until somebody corrects the script"
+        return replace(row, weights="never reached the last step", lost=lost, advice=advice[0])
     if drill.causes and (fault is None or fault.cause not in drill.causes):
         advice.append("the fault was not seen for what it is")
     if drill.tool_hangs and (seen.faults or not seen.ended_calls):
@@ -105,7 +94,7 @@ def judge(drill: Drill, seen: Seen, undisturbed: Seen, unrepeatable: str | None)
             "state outside of checkpoints decides what is learned, or the script ignores the checkpoint:"
             " keep it in a callback's state, or in the state of the loop"
         )
-    return Row(**row, held=not advice, weights=weights, lost=lost, advice="; ".join(advice))
+    return replace(row, held=not advice, weights=weights, lost=lost, advice="; ".join(advice))
 
 
 def _lost(drill: Drill, seen: Seen) -> tuple[str, bool]:
@@ -120,7 +109,7 @@ def _lost(drill: Drill, seen: Seen) -> tuple[str, bool]:
         repeated = max(0, (seen.stopped_at or 0) - (resumed or 0))
     if resumed is None:
         return "all steps", True
-    return f"{repeated} {'step' if repeated == 1 else 'steps'}" if repeated else "nothing", False
+    return counted(repeated, "step") if repeated else "nothing", False
 
 
 def _weights(drill: Drill, seen: Seen, undisturbed: Seen, unrepeatable: str | None) -> tuple[str, bool]:
@@ -156,13 +145,12 @@ def judge_room(path: str, *, free_bytes: int, checkpoint_bytes: int, saving: Map
     if not limit and isinstance(longest, int) and isinstance(every, int | float) and every >= 1:
         kept = max(1, int(longest // every))
     needed = (kept + 1) * checkpoint_bytes
-    said = f"{_size(free_bytes)} free; {kept} kept and one in the making take {_size(needed)}"
-    held = free_bytes >= needed
-    return Row(
-        name="room", done="the output directory is measured", held=held, seen=said,
-        lost="" if held else "every checkpoint from then on",
-        advice="" if held else f"{path} has no room: make some, or keep fewer (save_total_limit)",
-    )  # fmt: skip
+    said = f"{size_text(free_bytes)} free; {kept} kept and one in the making take {size_text(needed)}"
+    row = Row(name="room", done="the real output directory is measured", held=True, seen=said)
+    if free_bytes >= needed:
+        return row
+    advice = f"{path} has no room: make some, or keep fewer (save_total_limit)"
+    return replace(row, held=False, lost="every checkpoint from then on", advice=advice)
 
 
 def judge_untouched(changes: Sequence[str]) -> Row:
@@ -171,19 +159,10 @@ def judge_untouched(changes: Sequence[str]) -> Row:
     Args:
         changes: paths that are new or others than before.
     """
-    return Row(
-        name="untouched", done="the real output directory is compared", held=not changes,
-        seen=f"{len(changes)} files changed, first {changes[0]}" if changes else "nothing changed",
-        advice="the script, or another run, writes there by a path of its own; every start repeats it"
-        if changes else "",
-    )  # fmt: skip
-
-
-def _size(value: int) -> str:
-    for unit, size in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
-        if value >= size:
-            return f"{value / size:.1f} {unit}"
-    return f"{value} B"
+    seen = f"{len(changes)} files changed, first {changes[0]}" if changes else "nothing changed"
+    advice = "the script, or another run, writes there by a path of its own; every start repeats it"
+    row = Row(name="untouched", done="the real output directory is compared", held=not changes, seen=seen)
+    return replace(row, advice=advice) if changes else row
 
 
 def exit_code(rows: Sequence[Row]) -> int:

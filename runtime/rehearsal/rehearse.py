@@ -122,15 +122,13 @@ class RehearsalRuns:
         """Return why a drill says nothing of this job; "" if it does."""
         if drill.small_snapshots and self._job.snapshots is None:
             return "there are no snapshots in memory (--snapshot-dir off)"
-        if drill.outside is Outside.server and not first.server:
-            own = "the server is not this run's: it is not killed"
-            return "the job has no rollout server" if first.server is None else own
-        if drill.tool_hangs:
-            limits = tuple(fact["timeout_seconds"] for fact in self._facts("tools.json"))
-            return {(): "the script has no tools", (0,): "no call is ended (--tool-timeout 0)"}.get(
-                limits, ""
-            )
-        return ""
+        if drill.outside is Outside.server:
+            foreign = "the server is not this run's: it is not killed"
+            return {None: "the job has no rollout server", False: foreign}.get(first.server, "")
+        limits = [fact["timeout_seconds"] for fact in self._facts("tools.json")]
+        if drill.tool_hangs and not limits:
+            return "the script has no tools"
+        return "no call is ended (--tool-timeout 0)" if drill.tool_hangs and 0 in limits else ""
 
     def _run(self, name: str, drill: Drill | None = None) -> Seen:
         """Run the job once, with what a drill does to it."""
@@ -145,12 +143,8 @@ class RehearsalRuns:
         words, prefix = self._words(run, drill)
         outside = None if drill is None else drill.outside
         number = signal.SIGKILL if outside is Outside.kill else signal.SIGTERM
-        environment = {
-            **os.environ,
-            **SWITCHED_OFF,
-            "XDG_STATE_HOME": str(self._work / "state"),
-            **told.variable,
-        }
+        state = {"XDG_STATE_HOME": str(self._work / "state")}
+        environment = {**os.environ, **SWITCHED_OFF, **state, **told.variable}
         sent = False
 
         def act() -> int | None:
@@ -167,7 +161,6 @@ class RehearsalRuns:
             return _kill_server(run) if outside is Outside.server else number
 
         codes: list[int | None] = []
-        stopped_at = resumed_at = None
         for command in range(1 if drill is None else drill.commands):
             if command == 1 and outside is Outside.truncate:
                 _truncate_newest(told.outputs)
@@ -180,13 +173,11 @@ class RehearsalRuns:
             if code is None:
                 break
         left = children.end_all(0.0 if codes[-1] is None else children.LEAVE_SECONDS)
-        if len(codes) == 2:
-            stopped_at, resumed_at = _second_start(run)
+        stopped_at, resumed_at = _second_start(run) if len(codes) == 2 else (None, None)
         traces = read_traces(told.traces)
         seen = Seen(
             codes=tuple(codes), seconds=time.monotonic() - began, weights=weights_of(traces), traces=traces,
-            stopped_at=stopped_at, resumed_at=resumed_at,
-            left=left,
+            stopped_at=stopped_at, resumed_at=resumed_at, left=left,
         )  # fmt: skip
         return self._with_history(run, seen)
 
@@ -220,16 +211,13 @@ class RehearsalRuns:
             "a sample was left out of the loss": any(one["masked"] for one in calls),
         }
         ended = (f"{one['tool']} was ended after {one['seconds']:g} s" for one in calls)
-        times = (
-            known.longest_seconds
-            for name, known in history.phases.items()
-            if isinstance(name, str) and is_of_agent(name)
-        )
+        tools = {name for name in history.phases if isinstance(name, str) and is_of_agent(name)}
         return replace(
             seen, faults=tuple(history.recoveries), sentence=history.sentence,
             changed=next((text for text, so in changes.items() if so), ""),
             server=next((one["started_by_run"] for one in _events(run, "rollout_server_used")), None),
-            tool_seconds=max(times, default=0.0), ended_calls=tuple(dict.fromkeys(ended)),
+            tool_seconds=max((history.phases[name].longest_seconds for name in tools), default=0.0),
+            ended_calls=tuple(dict.fromkeys(ended)),
         )  # fmt: skip
 
     def _last_line(self, name: str) -> str:
@@ -241,12 +229,12 @@ class RehearsalRuns:
 
     def _room(self) -> Iterable[Row]:
         """Judge the room for checkpoints, if the undisturbed job has written any."""
-        found = [*(self._work / "undisturbed" / "output").glob("*/checkpoint-*")]
-        if not found:
-            return
         sizes = {
-            path: sum(file.lstat().st_size for file in path.rglob("*") if file.is_file()) for path in found
+            path: sum(file.lstat().st_size for file in path.rglob("*") if file.is_file())
+            for path in (self._work / "undisturbed" / "output").glob("*/checkpoint-*")
         }
+        if not sizes:
+            return
         largest = max(sizes, key=lambda path: sizes[path])
         saving = next(iter(self._facts("saving.json")), {})
         for fact in self._facts("real-*.json"):
@@ -265,14 +253,10 @@ class RehearsalRuns:
             with suppress(OSError):  # the script has written into it
                 for folder in fact["made"]:
                     os.rmdir(folder)
-            now = listing(real)
-            if now != before:
-                old = before if isinstance(before, dict) else {}
-                changed = [name for name, value in (now or {}).items() if old.get(name) != value]
-                gone = [name for name in old if name not in (now or {})]
-                yield from (str(real / name) for name in (*changed, *gone))
-                if not (changed or gone):
-                    yield str(real)
+            if (now := listing(real)) != before:
+                old, new = before or {}, now or {}
+                changed = sorted(name for name in {*old, *new} if old.get(name) != new.get(name))
+                yield from (str(real / name) for name in changed or ("",))
 
 
 def _truncate_newest(outputs: Path) -> None:

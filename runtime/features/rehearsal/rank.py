@@ -71,20 +71,24 @@ class RehearsalPart(RankFeature):
 
         points.inputs.append(prompts)
         points.reward_functions.append(reward)
-        if points.agents:  # what bounds the calls is there; it comes before this feature
+        if points.agents:  # of what bounds the calls, which comes before this feature
             given = session.config.features.get("agent_tools", {}).get("timeout_seconds")
             rehearsal.note("tools", {"timeout_seconds": given})
-            if rehearsal.tool_hangs:
-                begin, bounded = rehearsal.span(trainer.args).rollout_step, points.agents[-1]
+        if not points.agents or not rehearsal.tool_hangs:
+            return
+        begin, bounded = rehearsal.span(trainer.args).rollout_step, points.agents[-1]
+        first = {"tool": begin, "step": begin, "reset": begin + 1}  # each reset comes before the tools
 
-                def due(kind: str) -> bool:  # a tool, or a reset in a rollout after one without tools
-                    first = {"tool": begin, "step": begin, "reset": begin + 1}.get(kind)
-                    return first is not None and step() >= first and rehearsal.first("hung")
+        def replaced(call: AgentCall) -> Callable[..., Any]:
+            @wrapt.decorator  # type: ignore[untyped-decorator]
+            def hanging(function: Any, instance: Any, args: Any, kwargs: Any) -> Any:
+                if call.kind not in first or step() < first[call.kind] or not rehearsal.first("hung"):
+                    return function(*args, **kwargs)
+                return (asyncio if is_coroutine_function(function) else threading).Event().wait()
 
-                def hanging(call: AgentCall) -> Callable[..., Any]:
-                    return bounded(replace(call, function=_hanging(call, due)))
+            return bounded(replace(call, function=hanging(call.function)))
 
-                points.agents.append(hanging)
+        points.agents.append(replaced)
 
     def call(self, session: Session, points: CallPoints) -> None:
         """Note the weights before the first step and after each step that could be the last, and batches."""
@@ -115,18 +119,6 @@ class RehearsalPart(RankFeature):
             points.forward_passes.append(batch)
 
 
-def _hanging(call: AgentCall, due: Callable[[str], bool]) -> Any:
-    """Return the function of a call, of which one call never returns."""
-
-    @wrapt.decorator  # type: ignore[untyped-decorator]
-    def hanging(function: Any, instance: Any, args: Any, kwargs: Any) -> Any:
-        if not due(call.kind):
-            return function(*args, **kwargs)
-        return asyncio.Event().wait() if is_coroutine_function(function) else threading.Event().wait()
-
-    return hanging(call.function)
-
-
 def _redirect_arguments(rehearsal: Rehearsal, module: Any) -> None:
     original = module.TrainingArguments.__post_init__
 
@@ -145,15 +137,8 @@ def _shorten(rehearsal: Rehearsal, trainer: Any) -> None:
     span = rehearsal.span(args)
     rehearsal.note("span", vars(span))
     strategy = str(getattr(args.save_strategy, "value", args.save_strategy))
-    rehearsal.note(
-        "saving",
-        {
-            "strategy": strategy,
-            "save_steps": float(args.save_steps),
-            "max_steps": int(args.max_steps),
-            "limit": args.save_total_limit,
-        },
-    )
+    saving = {"save_steps": float(args.save_steps), "max_steps": int(args.max_steps)}
+    rehearsal.note("saving", {**saving, "limit": args.save_total_limit})
     args.max_steps = span.steps
     if strategy != "no":
         args.save_strategy, args.save_steps = type(args.save_strategy)("steps"), span.save_every
