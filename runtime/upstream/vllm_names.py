@@ -22,9 +22,7 @@ CLIENT = "vllm_client"
 """It has `base_url`, `model` and `session`, and the methods below."""
 CLIENT_MODULES = ("trl.generation.vllm_client", "trl.extras.vllm_client")
 CLIENT_CLASS = "VLLMClient"
-CLIENT_ADDRESS = ("base_url", "host", "server_port")
-"""The class of the client, in new and old releases, and its parameters that say where the server is. That of
-AsyncGRPO is another one."""
+"""The class of the client, in new and old releases. That of AsyncGRPO is another one."""
 SEND = "update_named_params"
 """Client method (metadata, iterator of names and tensors): send weights."""
 CLIENT_GENERATES = ("generate", "chat")

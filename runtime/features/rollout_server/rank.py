@@ -6,14 +6,13 @@ of TRL's trainers derive), before TRL reads it. Trainers that generate with anot
 names, are watched alike. Which weights rollouts come from is proved in `_custody.py`, for trainers that send
 weights to a server and wait for them (`vllm_mode="server"`). AsyncGRPO generates in a process of its own
 while the weights change: `_adapters.py`. In a rehearsal, a server that the run has not started is refused
-before it is asked anything. Imports nothing heavy: the script imports torch first.
+before it is sent anything. Imports nothing heavy: the script imports torch first.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-import inspect
 import os
 from collections.abc import Callable
 from typing import Any
@@ -108,7 +107,7 @@ class RolloutServerPart(RankFeature):
         if (rehearsal := current()) is not None:
             own = "" if server is None else server.base_url
             for name in vllm_names.CLIENT_MODULES:
-                wrapt.register_post_import_hook(functools.partial(_check_clients, rehearsal, own), name)
+                wrapt.register_post_import_hook(functools.partial(check_clients, rehearsal, own), name)
 
     def _address(self, session: Session, server: RankServer | None, module: Any) -> None:
         original = module.TrainingArguments.__post_init__
@@ -169,22 +168,22 @@ class RolloutServerPart(RankFeature):
             points.inputs.append(self._custody.make)
 
 
-def _check_clients(rehearsal: Rehearsal, own: str, module: Any) -> None:
-    """Let TRL's clients of servers be made for the run's own server only, whoever makes them."""
+def check_clients(rehearsal: Rehearsal, own: str, module: Any) -> None:
+    """Let TRL's clients send weights to the run's own server only, whoever makes them; others may be asked.
+
+    Args:
+        own: address of the server that the run has started; "" for none.
+    """
     kind = getattr(module, vllm_names.CLIENT_CLASS)
-    original = kind.__init__
+    original = getattr(kind, vllm_names.JOIN)
 
     @functools.wraps(original)
-    def checked(client: Any, *args: Any, **kwargs: Any) -> None:
-        given = inspect.signature(original).bind(client, *args, **kwargs)
-        given.apply_defaults()
-        address, host, port = (given.arguments.get(name) for name in vllm_names.CLIENT_ADDRESS)
-        address = (address or f"http://{host}:{port}").rstrip("/")
-        if address != own:
-            rehearsal.check_server(address)
-        original(client, *args, **kwargs)
+    def checked(client: Any, *args: Any, **kwargs: Any) -> Any:
+        if client.base_url.rstrip("/") != own:
+            rehearsal.check_server(client.base_url)
+        return original(client, *args, **kwargs)
 
-    kind.__init__ = checked
+    setattr(kind, vllm_names.JOIN, checked)
 
 
 def _marked(session: Session, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

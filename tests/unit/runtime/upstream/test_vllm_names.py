@@ -71,14 +71,13 @@ def test_the_client_has_what_is_called_and_read() -> None:
         assert f"self.{name} = " in made
 
 
-def test_the_client_is_told_where_the_server_is_when_it_is_made() -> None:
-    """By its constructor, in a class of its own."""
+def test_nothing_is_sent_before_the_client_has_joined_the_group() -> None:
+    """The client of servers has one class, which generation joins with at once."""
     assert names.CLIENT_MODULES[0] == "trl.generation.vllm_client"
-    text = source("generation/vllm_client.py")
-    assert f"class {names.CLIENT_CLASS}:" in text
-    made = parameters(method("generation/vllm_client.py", "__init__"))
-    assert set(names.CLIENT_ADDRESS) <= set(made)
-    assert f"{names.CLIENT_CLASS}(" in source("generation/vllm_generation.py")
+    assert f"class {names.CLIENT_CLASS}:" in source("generation/vllm_client.py")
+    text = source("generation/vllm_generation.py")
+    made = text.index(f"self.{names.CLIENT} = {names.CLIENT_CLASS}(")
+    assert text.index(f"self.{names.CLIENT}.", made) == text.index(f"self.{names.CLIENT}.{names.JOIN}(")
 
 
 def test_the_difference_of_log_probabilities_is_a_metric() -> None:
