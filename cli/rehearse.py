@@ -27,8 +27,7 @@ SET_HERE = (
     "--accept-change", "--on-resume-failure",
 )  # fmt: skip
 """Options of the real run that mean nothing to a rehearsal, or that it sets itself."""
-INDENT = 13
-"""Of what is said of a drill: longer than the names."""
+INDENT = 13  # longer than the names of the drills
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -24,9 +24,9 @@ TOOL_SECONDS, TOOL_FACTOR = 5.0, 4.0
 class Outside(str, enum.Enum):
     """What is done to a run from outside."""
 
-    stop = "SIGTERM to grpo-run, then the same command again"
-    kill = "SIGKILL to grpo-run, then the same command again"
-    truncate = "SIGTERM to grpo-run, the newest checkpoint is truncated, then the same command again"
+    stop = "SIGTERM to grpo-run, then the same command"
+    kill = "SIGKILL to grpo-run, then the same command"
+    truncate = "SIGTERM, newest checkpoint truncated, restart"
     server = "SIGKILL to the rollout server"
 
 
@@ -91,7 +91,7 @@ DRILLS = (
           causes=frozenset({"gpu_oom"}), may_change=True),
     Drill(name="supervisor", done=Outside.kill.value, outside=Outside.kill),
     Drill(name="checkpoint", done=Outside.truncate.value, outside=Outside.truncate),
-    Drill(name="snapshots", done="no room for snapshots in memory, and SIGKILL to a rank", kind="kill",
+    Drill(name="snapshots", done="no room for snapshots, SIGKILL to a rank", kind="kill",
           causes=frozenset({"signal"}), small_snapshots=True),
 )  # fmt: skip
 """In the order in which they are run: what matters most comes first."""

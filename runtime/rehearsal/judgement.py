@@ -9,8 +9,7 @@ from grpo_run.runtime.rehearsal._seen import Seen, first_difference
 from grpo_run.runtime.rehearsal.drills import Drill, Outside
 from grpo_run.watchdog.text import counted, size_text
 
-FINISHED, STOPPED = 0, 75
-KILLED = -9
+FINISHED, STOPPED, KILLED = 0, 75, -9
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,6 +67,8 @@ def judge(drill: Drill, seen: Seen, undisturbed: Seen, unrepeatable: str | None)
         Outside.kill: (KILLED, FINISHED),
     }.get(drill.outside, (FINISHED,))  # fmt: skip
     words = [text.rstrip(".") for text in (fault.sentence if fault else "", *seen.ended_calls) if text]
+    if seen.resumed_at is not None:
+        words.append(f"ended at step {seen.stopped_at}, went on from step {seen.resumed_at}")
     words.append(_end(seen) if not words else f"then {_end(seen)}")
     done, said = drill.done, "; ".join(words)
     row = Row(name=drill.name, done=done, held=False, seen=said, seconds=seen.seconds)
@@ -83,7 +84,7 @@ def judge(drill: Drill, seen: Seen, undisturbed: Seen, unrepeatable: str | None)
     if drill.causes and (fault is None or fault.cause not in drill.causes):
         advice.append("the fault was not seen for what it is")
     if drill.tool_hangs and (seen.faults or not seen.ended_calls):
-        advice.append("the call was not ended by itself: ranks had to be restarted, or nobody has noticed")
+        advice.append("the call was not ended by itself: ranks had to be restarted")
     if seen.left:
         advice.append(f"processes were left and have been ended: {', '.join(seen.left)}")
     if again:

@@ -90,7 +90,7 @@ class RehearsalRuns:
         self._longest_seconds = PATIENCE * first.seconds + PATIENCE_SECONDS
         self._tool_seconds = first.tool_seconds
         self._span = next((Span(**fact) for fact in self._facts("span.json")), self._span)
-        self._say(f"a run takes {first.seconds:.0f} s; what does not fit into --for is left out")
+        self._say(f"a run takes {first.seconds:.0f} s; drills for which --for is too short are left out")
         if first.codes == (2,):
             raise UsageError(self._last_line("undisturbed"))
         second = self._run("repeated") if self._fits(first) and first.codes == (0,) else None

@@ -92,6 +92,7 @@ def test_the_last_weights_of_each_rank_count() -> None:
         ("term", {"codes": (0, 0)}, False, "did not end as it should"),
         ("supervisor", {"codes": (-9, 0), "stopped_at": 2, "resumed_at": 4}, True, "nothing"),
         ("checkpoint", {"codes": (75, 0), "stopped_at": 6, "resumed_at": 4}, True, "2 steps"),
+        ("checkpoint", {"codes": (75, 0), "stopped_at": 6, "resumed_at": 4}, True, "at step 6, went on from"),
         ("checkpoint", {"codes": (75, 0), "stopped_at": 6}, False, "all steps"),
     ],
 )  # fmt: skip
