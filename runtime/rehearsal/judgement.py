@@ -62,10 +62,8 @@ def judge(drill: Drill, seen: Seen, undisturbed: Seen, unrepeatable: str | None)
     """
     advice: list[str] = []
     fault = seen.faults[0] if seen.faults else None
-    expected = {
-        Outside.stop: (STOPPED, FINISHED), Outside.truncate: (STOPPED, FINISHED),
-        Outside.kill: (KILLED, FINISHED),
-    }.get(drill.outside, (FINISHED,))  # fmt: skip
+    ended = [KILLED if drill.outside is Outside.kill else STOPPED]
+    expected = (*ended[: drill.commands - 1], FINISHED)
     words = [text.rstrip(".") for text in (fault.sentence if fault else "", *seen.ended_calls) if text]
     if seen.resumed_at is not None:
         words.append(f"ended at step {seen.stopped_at}, went on from step {seen.resumed_at}")

@@ -127,7 +127,7 @@ class RehearsalRuns:
             return {None: "the job has no rollout server", False: foreign}.get(first.server, "")
         limits = [fact["timeout_seconds"] for fact in self._facts("tools.json")]
         if drill.tool_hangs and not limits:
-            return "the script has no tools"
+            return "the script has no tools of a GRPOTrainer"
         return "no call is ended (--tool-timeout 0)" if drill.tool_hangs and 0 in limits else ""
 
     def _run(self, name: str, drill: Drill | None = None) -> Seen:
@@ -158,7 +158,10 @@ class RehearsalRuns:
             if outside is None or sent or not run.journal.is_file() or HELD not in run.journal.read_bytes():
                 return None
             sent = True
-            return _kill_server(run) if outside is Outside.server else number
+            if outside is not Outside.server:
+                return number
+            _kill_server(run)
+            return None
 
         codes: list[int | None] = []
         for command in range(1 if drill is None else drill.commands):
@@ -182,9 +185,7 @@ class RehearsalRuns:
         return self._with_history(run, seen)
 
     def _words(self, run: RunDirectory, drill: Drill | None) -> tuple[list[str], list[str]]:
-        words = [
-            *self._job.options, "--run-dir", str(run.path), "--metrics-addr", "off", "--show-ranks", "all",
-        ]  # fmt: skip
+        words = [*self._job.options, "--run-dir", str(run.path), "--metrics-addr", "off"]
         prefix: list[str] = []
         snapshots = self._job.snapshots
         if drill is not None:
@@ -195,7 +196,7 @@ class RehearsalRuns:
                 snapshots = small
                 shown = ["-m"] if os.geteuid() == 0 else ["-r", "-m"]
                 prefix = ["unshare", *shown, "sh", "-c", SMALL_DIRECTORY, str(small)]
-        words += ["--snapshot-dir", "off" if snapshots is None else str(snapshots)]
+        words += ["--show-ranks", "all", "--snapshot-dir", "off" if snapshots is None else str(snapshots)]
         return [*words, *self._job.script], prefix
 
     def _with_history(self, run: RunDirectory, seen: Seen) -> Seen:
@@ -236,7 +237,7 @@ class RehearsalRuns:
         if not sizes:
             return
         largest = max(sizes, key=lambda path: sizes[path])
-        saving = next(iter(self._facts("saving.json")), {})
+        saving: dict[str, Any] = next(iter(self._facts("saving.json")), {})
         for fact in self._facts("real-*.json"):
             if largest.parent.name.endswith(str(fact["name"])):
                 real = Path(str(fact["path"]))

@@ -80,7 +80,7 @@ class RehearsalPart(RankFeature):
         first = {"tool": begin, "step": begin, "reset": begin + 1}  # each reset comes before the tools
 
         def replaced(call: AgentCall) -> Callable[..., Any]:
-            @wrapt.decorator  # type: ignore[untyped-decorator]
+            @wrapt.decorator
             def hanging(function: Any, instance: Any, args: Any, kwargs: Any) -> Any:
                 if call.kind not in first or step() < first[call.kind] or not rehearsal.first("hung"):
                     return function(*args, **kwargs)
