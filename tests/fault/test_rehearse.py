@@ -16,6 +16,7 @@ from support.runs import BIN, CONFIGS, SCRIPTS
 
 ROOT = CONFIGS.parent.parent
 JOB = ("--save-steps", "4", "--save-total-limit", "2")
+pytestmark = pytest.mark.timeout(1800)
 
 
 def rehearse(
@@ -23,12 +24,12 @@ def rehearse(
     *words: str,
     script: Path = SCRIPTS / "rehearsed.py",
     variables: Mapping[str, str] | None = None,
-    timeout_seconds: float = 600.0,
+    timeout_seconds: float = 1700.0,
 ) -> tuple[int, str]:
     """Rehearse a job whose output directory is `real`; return the exit code and what was printed.
 
     Args:
-        words: our options, those of the launch, and those of the script, apart by ` -- `.
+        words: our options, those of the launch, and those of the script, apart by ` -- `. The time is ample.
         variables: of the environment, besides the usual ones.
 
     Whatever happens, no process, snapshot or file of the rehearsal may be left.
@@ -44,7 +45,7 @@ def rehearse(
     }  # fmt: skip
     output = ("--output-dir", str(folder / "real")) if script.parent == SCRIPTS else ()
     code, printed = warm.run(
-        [str(BIN / "grpo-run"), "rehearse", "--snapshot-dir", str(snapshots), *own.split(),
+        [str(BIN / "grpo-run"), "rehearse", "--snapshot-dir", str(snapshots), "--for", "25m", *own.split(),
          *shlex.split(options), str(script), *output, *arguments.split()],
         cwd=ROOT, environment=environment, timeout_seconds=timeout_seconds,
     )  # fmt: skip
@@ -121,7 +122,7 @@ def test_an_output_directory_without_room_is_found(tmp_path: Path) -> None:
     ids=["example", "best-model", "peft", "zero2", "loop"],
 )
 def test_public_kinds_of_scripts_hold(tmp_path: Path, script: Path, options: str, arguments: str) -> None:
-    code, printed = rehearse(tmp_path, f"--for 10m -- {options} -- {arguments}", script=script)
+    code, printed = rehearse(tmp_path, f" -- {options} -- {arguments}", script=script)
     if script.parent == SCRIPTS:  # they write the digest of their weights into the real directory
         assert "untouched FAILED" in printed, printed
         assert code == 1
@@ -144,6 +145,7 @@ def server_of(folder: Path) -> str:
     return shlex.join(words[: words.index("--host")])
 
 
+@pytest.mark.full
 def test_a_server_of_the_run_is_killed_and_started_again(tmp_path: Path) -> None:
     options = shlex.join(["--rollout-server", server_of(tmp_path)])
     code, printed = rehearse(
@@ -188,6 +190,7 @@ def test_a_server_that_is_free_is_sent_weights_and_not_killed(tmp_path: Path) ->
         assert code == 1  # of the directory
 
 
+@pytest.mark.full
 def test_a_tool_that_never_returns_is_ended_and_the_run_goes_on(tmp_path: Path) -> None:
     code, printed = rehearse(
         tmp_path, f"--only tool --  -- --kind quick {' '.join(JOB)}", script=SCRIPTS / "slow_tools.py"
@@ -206,6 +209,7 @@ def test_an_environment_of_a_public_example_is_drilled(tmp_path: Path) -> None:
     assert "tool held" in printed, printed
 
 
+@pytest.mark.full
 def test_a_fault_comes_in_the_middle_of_a_generation_batch(tmp_path: Path) -> None:
     """Between a whole one before and a whole one after it."""
     arguments = "--steps-per-generation 4 --num-iterations 2 --save-inside-rollouts"
