@@ -40,14 +40,12 @@ class Span:
 
     Attributes:
         steps: its optimizer steps.
-        batch_steps: steps that one generation batch lasts.
         rollout_step: first step of the generation batch that the fault hits.
         fault_step: in the middle of that batch, which is neither the first nor the last one.
         save_every: steps between checkpoints, if the script saves any.
     """
 
     steps: int
-    batch_steps: int
     rollout_step: int
     fault_step: int
     save_every: int
@@ -64,8 +62,8 @@ class Span:
         fault_step = min(before * batch_steps + middle, latest)
         steps = max(fault_step + STEPS_AFTER, (before + 2) * batch_steps)
         return cls(
-            steps=min(steps, MOST_STEPS), batch_steps=batch_steps, rollout_step=before * batch_steps + 1,
-            fault_step=fault_step, save_every=max(SAVE_EVERY, (fault_step - 1) // 2),
+            steps=min(steps, MOST_STEPS), rollout_step=before * batch_steps + 1, fault_step=fault_step,
+            save_every=max(SAVE_EVERY, (fault_step - 1) // 2),
         )  # fmt: skip
 
 
