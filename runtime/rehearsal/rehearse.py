@@ -93,7 +93,8 @@ class RehearsalRuns:
         self._say(f"a run takes {first.seconds:.0f} s; drills for which --for is too short are left out")
         if first.codes == (2,):
             raise UsageError(self._last_line("undisturbed"))
-        second = self._run("repeated") if self._fits(first) and first.codes == (0,) else None
+        second = self._run("repeated") if self._fits(first.seconds) and first.codes == (0,) else None
+        usual = first.seconds if second is None else min(first.seconds, second.seconds)  # one may compile
         row, unrepeatable = judgement.judge_job(first, second, self._span.steps)
         yield row
         runnable = first.codes == (0,) and bool(first.weights)
@@ -104,7 +105,7 @@ class RehearsalRuns:
                 yield judgement.not_run(drill, "the undisturbed job failed")
             elif lacks := self._lacks(drill, first):
                 yield judgement.not_run(drill, lacks, applies=False)
-            elif not self._fits(first):
+            elif not self._fits(usual):
                 yield judgement.not_run(drill, "the time was too short (--for)")
             else:
                 seen = self._run(drill.name, drill)
@@ -115,8 +116,8 @@ class RehearsalRuns:
         yield from self._room()
         yield judgement.judge_untouched(list(self._changes()))
 
-    def _fits(self, first: Seen) -> bool:
-        return time.monotonic() + MARGIN * first.seconds < self._deadline
+    def _fits(self, seconds: float) -> bool:
+        return time.monotonic() + MARGIN * seconds < self._deadline
 
     def _lacks(self, drill: Drill, first: Seen) -> str:
         """Return why a drill says nothing of this job; "" if it does."""
