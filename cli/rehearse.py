@@ -10,6 +10,7 @@ import shutil
 import signal
 import sys
 import tempfile
+import textwrap
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,14 +20,14 @@ from grpo_run.cli.command_parser import CommandParser
 from grpo_run.cli.launching.options import OptionWords, build_parser
 from grpo_run.runtime.errors import UsageError
 
-OWN = ("--for", "--only", "--keep-files")
+OWN = ("--for", "--only", "--keep-files", "--free-server")
 SET_HERE = (
     "--run-id", "--run-dir", "--on-end", "--notify", "--heartbeat-url", "--metrics-addr", "--inject",
     "--resume-from", "--show-ranks", "--snapshot-dir", "--fresh", "--strict-faults", "--require-resume",
     "--accept-change", "--on-resume-failure",
 )  # fmt: skip
 """Options of the real run that mean nothing to a rehearsal, or that it sets itself."""
-SNAPSHOTS = Path("/dev/shm")
+INDENT = 13  # longer than the names of the drills
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -43,14 +44,13 @@ def main(arguments: Sequence[str]) -> int:
     drills, seconds = chosen(own.get("--only")), seconds_of(own.get("--for", "10m"))
     signal.signal(signal.SIGTERM, _end)
     work = _work_directory(own.get("--keep-files"))
-    given = own.get("--snapshot-dir")
-    snapshots = None if given == "off" else Path(given) if given else SNAPSHOTS
-    beside = None
+    parent = own.get("--snapshot-dir", "/dev/shm")
+    beside, rows = None, list[Any]()
     try:
-        if snapshots is not None:
-            beside = Path(tempfile.mkdtemp(prefix="grpo-run-rehearse-", dir=snapshots))
-        job = Job(options=options, script=script, snapshots=beside)
-        began, rows = time.monotonic(), list[Any]()
+        if parent != "off":
+            beside = Path(tempfile.mkdtemp(prefix="grpo-run-rehearse-", dir=parent))
+        job = Job(options=options, script=script, snapshots=beside, free_server=own.get("--free-server", ""))
+        began = time.monotonic()
 
         def say(text: str) -> None:
             print(f"[{time.monotonic() - began:4.0f} s] {text}", file=sys.stderr, flush=True)
@@ -59,6 +59,9 @@ def main(arguments: Sequence[str]) -> int:
             rows.append(row)
     except OSError as error:
         raise UsageError(f"the rehearsal cannot be run: {error}") from error
+    except KeyboardInterrupt:
+        print_rows([*rows, judgement.Row(name="the rest", done="interrupted", held=None)])
+        raise
     finally:
         from grpo_run.runtime.rehearsal.children import end_all
 
@@ -69,9 +72,7 @@ def main(arguments: Sequence[str]) -> int:
                 if folder is not None:
                     shutil.rmtree(folder)
     print_rows(rows)
-    code = judgement.exit_code(rows)
-    print("Everything held." if code == 0 else "Not everything held, or was run; see the table.")
-    return code
+    return judgement.exit_code(rows)
 
 
 def split(arguments: Sequence[str], words: OptionWords) -> tuple[dict[str, str], list[str], list[str]]:
@@ -99,18 +100,22 @@ def split(arguments: Sequence[str], words: OptionWords) -> tuple[dict[str, str],
 
 
 def print_rows(rows: Sequence[Any]) -> None:
-    """Print what was done, seen and lost, and what to do."""
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(show_lines=True)
-    for title in ("", "done", "seen", "seconds", "weights", "lost", "what to do"):
-        table.add_column(title, overflow="fold")
+    """Print what was done, seen and lost, and what to do: wrapped on a terminal, in whole lines elsewhere."""
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else sys.maxsize
+    names: dict[str, list[str]] = {}
     for row in rows:
-        mark = {True: "held", False: "SHORT", None: "not run"}[row.held]
-        seconds = "" if row.seconds is None else f"{row.seconds:.0f}"
-        table.add_row(f"{row.name}: {mark}", row.done, row.seen, seconds, row.weights, row.lost, row.advice)
-    Console(highlight=False, markup=False, width=max(Console().width, 160)).print(table)
+        mark = {True: "held", False: "FAILED", None: "not run" if row.applies else "n/a"}[row.held]
+        names.setdefault(mark, []).append(row.name)
+        seconds = "" if row.seconds is None else f"{row.seconds:.0f} s"
+        parts = {"weights": row.weights, "lost:": row.lost}
+        text = "; ".join(f"{label} {value}" for label, value in parts.items() if value)
+        lines = [f"{row.name:<{INDENT}}{mark:<8}{seconds:>5}  {text}".rstrip()]
+        for label, value in {"done": row.done, "seen": row.seen, "to do": row.advice}.items():
+            lines += [f"{'':<{INDENT}}{label}: {value}"] if value else []
+        for line in lines:
+            print(textwrap.fill(line, width, subsequent_indent=" " * (INDENT + 2), break_on_hyphens=False))
+    bad = [f"{mark}: {', '.join(names[mark])}." for mark in ("FAILED", "not run") if mark in names]
+    print(" ".join(["", *bad]).strip() or "Everything held.")
 
 
 def _end(number: int, frame: object) -> None:
@@ -138,16 +143,11 @@ def _help_parser() -> CommandParser:
         epilog="Every option of `grpo-run launch` may be given, for one host.",
     )
     parser.add_argument("script", help="script as for `grpo-run launch`, with its arguments")
-    parser.add_argument(
-        "--for", metavar="TIME", help="how long it may take, such as 90s or 5m (default: 10m)"
-    )
-    parser.add_argument(
-        "--only", metavar="NAMES",
-        help="drills: kill, hang, term, oom, supervisor, checkpoint, snapshots (default: all)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--keep-files",
-        metavar="DIR",
-        help="keep the files of the runs in this empty directory (default: none)",
-    )
+    add = parser.add_argument
+    add("--for", metavar="TIME", help="how long it may take, such as 90s or 5m (default: 10m)")
+    add("--only", metavar="NAMES", help="drills, separated by commas: kill, hang, term, server, tool, oom,"
+        " supervisor, checkpoint, snapshots (default: all)")  # fmt: skip
+    add("--keep-files", metavar="DIR", help="keep the runs' files in this empty directory (default: none)")
+    add("--free-server", metavar="URL", help="a rollout server that the script names and no run uses: it is"
+        " sent weights (default: the rehearsal of a script that names one is refused)")  # fmt: skip
     return parser

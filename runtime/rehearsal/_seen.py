@@ -8,17 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-
-@dataclass(frozen=True, kw_only=True)
-class Fault:
-    """A fault that grpo-run has recovered, or has given up at."""
-
-    cause: str
-    rank: int | None
-    resumed_at: int | None
-    """The step that the next attempt resumed from; None if it began again."""
-    repeated: int | None
-    sentence: str
+from grpo_run.runtime.history.recovery import Recovery
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,26 +18,32 @@ class Seen:
     Attributes:
         codes: exit codes of its supervisors; None for one that the deadline has ended.
         seconds: all of it.
-        faults: that the journal has.
+        faults: that grpo-run has recovered, or has given up at.
         weights: digests at the last step, by call and rank; empty if it has not got there.
         sentence: how it has ended.
         resumed_at: the step that the second command continued from; None without one, or from the beginning.
         stopped_at: the last step before a stop or a kill from outside; None without one.
         left: processes that were left and had to be ended.
         traces: what its ranks noted.
-        changed: whether the recovery has changed how the job computes.
+        changed: by what a recovery has changed the job's results; "" if it has not.
+        server: whether the run has started the rollout server that it uses; None without one.
+        tool_seconds: the longest call of a tool or environment.
+        ended_calls: of tools, as the table says it.
     """
 
     codes: tuple[int | None, ...]
     seconds: float
-    faults: tuple[Fault, ...] = ()
+    faults: tuple[Recovery, ...] = ()
     weights: dict[str, str]
     sentence: str = ""
     resumed_at: int | None = None
     stopped_at: int | None = None
     left: tuple[str, ...] = ()
     traces: dict[str, list[dict[str, Any]]]
-    changed: bool = False
+    changed: str = ""
+    server: bool | None = None
+    tool_seconds: float = 0.0
+    ended_calls: tuple[str, ...] = ()
 
 
 def read_traces(folder: Path) -> dict[str, list[dict[str, Any]]]:

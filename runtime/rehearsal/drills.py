@@ -1,31 +1,33 @@
 """The drills of a rehearsal: what is done to a run, and what is expected of it. Pure data.
 
-A drill injects a fault into a rank, or acts from outside once a rank is held in a step: a signal to the
-supervisor, or a damaged checkpoint before the command is given again.
+A drill injects a fault into a rank, lets a call of a tool never return, or acts from outside once a rank is
+held in a step: a signal to the supervisor or the rollout server, or a damaged checkpoint before the command
+is given again. In which step is said by `runtime/launch/rehearsal.py`.
 """
 
 from __future__ import annotations
 
 import enum
+import re
 from dataclasses import dataclass
 
 from grpo_run.runtime.errors import ConfigError
 
-STEPS = 8
-"""Steps of each run: two checkpoints before the fault, and two steps after it, in which a stop is agreed."""
-FAULT_STEP = 5
 HOLD_SECONDS = 5
 """How long a rank is held in the step in which something is done from outside."""
 HANG_FLOOR_SECONDS = 5
 """`--deadline-floor` of the hang drill: the drill would otherwise wait for the usual minimum of a hang."""
+TOOL_SECONDS, TOOL_FACTOR = 5.0, 4.0
+"""`--tool-timeout` of the tool drill is so long, or so many times as long as the longest call."""
 
 
 class Outside(str, enum.Enum):
     """What is done to a run from outside."""
 
-    stop = "SIGTERM to the supervisor"
-    kill = "SIGKILL to the supervisor"
-    truncate = "SIGTERM, then the newest checkpoint is truncated"
+    stop = "SIGTERM to grpo-run, then the same command"
+    kill = "SIGKILL to grpo-run, then the same command"
+    truncate = "SIGTERM, newest checkpoint truncated, restart"
+    server = "SIGKILL to the rollout server"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,6 +43,7 @@ class Drill:
         options: of the launch.
         may_change: the recovery may change how the job computes, so other weights are no shortfall.
         small_snapshots: the snapshot directory has no room.
+        tool_hangs: a call of a tool never returns.
     """
 
     name: str
@@ -51,15 +54,24 @@ class Drill:
     options: tuple[str, ...] = ()
     may_change: bool = False
     small_snapshots: bool = False
+    tool_hangs: bool = False
 
-    def injections(self, rank: int) -> list[str]:
-        """Return the options that let the fault happen in a rank."""
-        if self.kind:
-            name, _, phase = self.kind.partition(":")
-            text = f"{name}@rank{rank}:step{FAULT_STEP}{':' if phase else ''}{phase}"
-        else:
-            text = f"slow@rank{rank}:step{FAULT_STEP}:phase=forward_backward:seconds={HOLD_SECONDS}"
-        return ["--inject", text]
+    @property
+    def commands(self) -> int:
+        """How often the command is given."""
+        return 1 if self.outside in (None, Outside.server) else 2
+
+    def words(self, rank: int, step: int, tool_seconds: float) -> list[str]:
+        """Return the options of the launch that let the fault happen in a rank and a step.
+
+        Args:
+            tool_seconds: the longest call of a tool without a fault.
+        """
+        if self.tool_hangs:
+            return ["--tool-timeout", f"{max(TOOL_SECONDS, TOOL_FACTOR * tool_seconds):g}"]
+        held = f"slow:phase=forward_backward:seconds={HOLD_SECONDS}"
+        name, *phase = (self.kind or held).split(":")
+        return [*self.options, "--inject", ":".join([f"{name}@rank{rank}:step{step}", *phase])]
 
 
 DRILLS = (
@@ -71,11 +83,15 @@ DRILLS = (
         options=("--deadline-floor", str(HANG_FLOOR_SECONDS)),
     ),
     Drill(name="term", done=Outside.stop.value, outside=Outside.stop),
+    Drill(name="server", done=Outside.server.value, outside=Outside.server,
+          causes=frozenset({"rollout_server_dead"})),
+    Drill(name="tool", done="a call of a tool or environment never returns", tool_hangs=True,
+          may_change=True),
     Drill(name="oom", done="memory of a rank runs out", kind="oom:phase=backward",
           causes=frozenset({"gpu_oom"}), may_change=True),
     Drill(name="supervisor", done=Outside.kill.value, outside=Outside.kill),
     Drill(name="checkpoint", done=Outside.truncate.value, outside=Outside.truncate),
-    Drill(name="snapshots", done="no room for snapshots in memory, then SIGKILL to a rank", kind="kill",
+    Drill(name="snapshots", done="no room for snapshots, SIGKILL to a rank", kind="kill",
           causes=frozenset({"signal"}), small_snapshots=True),
 )  # fmt: skip
 """In the order in which they are run: what matters most comes first."""
@@ -105,11 +121,8 @@ def seconds_of(text: str) -> float:
     Raises:
         ConfigError: it is no duration above 0.
     """
-    factor = {"s": 1, "m": 60, "h": 3600}.get(text[-1:], 0)
-    try:
-        seconds = float(text[:-1]) * factor if factor else float(text)
-    except ValueError:
-        seconds = 0.0
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)([smh]?)", text)
+    seconds = float(found[1]) * {"m": 60, "h": 3600}.get(found[2], 1) if found else 0.0
     if not 0 < seconds < 7 * 86400:
         raise ConfigError(f"--for {text}: give a duration such as 90s, 5m or 1h")
     return seconds

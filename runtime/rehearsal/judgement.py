@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
 
 from grpo_run.runtime.rehearsal._seen import Seen, first_difference
 from grpo_run.runtime.rehearsal.drills import Drill, Outside
+from grpo_run.watchdog.text import counted, size_text
 
-FINISHED, STOPPED = 0, 75
-KILLED = -9
+FINISHED, STOPPED, KILLED = 0, 75, -9
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,6 +18,7 @@ class Row:
 
     Attributes:
         held: None for what was not done.
+        applies: the job has what this is about.
     """
 
     name: str
@@ -29,33 +29,29 @@ class Row:
     weights: str = ""
     lost: str = ""
     advice: str = ""
+    applies: bool = True
 
 
-def judge_job(first: Seen, second: Seen | None) -> tuple[Row, str | None]:
-    """Return the row of the undisturbed runs, and why their weights differ; None if they are equal."""
-    row: dict[str, Any] = {"name": "undisturbed", "done": "the job, twice", "seconds": first.seconds}
+def judge_job(first: Seen, second: Seen | None, steps: int) -> tuple[Row, str | None]:
+    """Return the row of the undisturbed runs of so many steps, and why their weights differ; None if they are
+    equal."""
+    row = Row(name="undisturbed", done=f"{steps} steps of the job, twice", held=False, seconds=first.seconds)
     failed = next((one for one in (first, second) if one is not None and one.codes != (FINISHED,)), None)
+    row = replace(row, seen=_end(failed or first))
     if failed is not None:
-        return Row(
-            **row, held=False, seen=_end(failed),
-            advice="the job does not run to its end without a fault: correct that first",
-        ), "the undisturbed job failed"  # fmt: skip
+        advice = "the job does not run to its end without a fault: correct that first"
+        return replace(row, advice=advice), "the undisturbed job failed"
     if not first.weights or not all(first.weights.values()):
-        return Row(
-            **row, held=False, seen=_end(first), weights="not known: no steps of a Trainer or loop",
-            advice="train with a Trainer or grpo_run.trainers.loop, with weights that a rank holds",
-        ), "the weights are not known"  # fmt: skip
+        advice = "train with a Trainer or grpo_run.trainers.loop, with weights that a rank holds"
+        row = replace(row, weights="not known: no steps of a Trainer or loop", advice=advice)
+        return row, "the weights are not known"
     if second is None:
-        return Row(
-            **row, held=None, seen=_end(first), weights="the time was too short to repeat the job"
-        ), None
+        return replace(row, held=None, weights="not compared: the time was too short"), None
     why = first_difference(first.traces, second.traces)
     if why is None:
-        return Row(**row, held=True, seen=_end(first), weights="equal"), None
-    return Row(
-        **row, held=False, seen=_end(first), weights=f"differ: {why}",
-        advice="a recovered run repeats steps with other results; make this repeatable if that matters",
-    ), why  # fmt: skip
+        return replace(row, held=True, weights="equal"), None
+    advice = "a recovered run repeats steps with other results; make this repeatable if that matters"
+    return replace(row, weights=f"differ: {why}", advice=advice), why
 
 
 def judge(drill: Drill, seen: Seen, undisturbed: Seen, unrepeatable: str | None) -> Row:
@@ -66,29 +62,27 @@ def judge(drill: Drill, seen: Seen, undisturbed: Seen, unrepeatable: str | None)
     """
     advice: list[str] = []
     fault = seen.faults[0] if seen.faults else None
-    expected = {
-        None: (FINISHED,), Outside.stop: (STOPPED, FINISHED), Outside.truncate: (STOPPED, FINISHED),
-        Outside.kill: (KILLED, FINISHED),
-    }[drill.outside]  # fmt: skip
-    finished = seen.codes == expected
-    words = []
-    if fault is not None:
-        words.append(fault.cause + ("" if fault.rank is None else f" of rank {fault.rank}"))
-    words.append(_end(seen))
+    ended = [KILLED if drill.outside is Outside.kill else STOPPED]
+    expected = (*ended[: drill.commands - 1], FINISHED)
+    words = [text.rstrip(".") for text in (fault.sentence if fault else "", *seen.ended_calls) if text]
+    if seen.resumed_at is not None:
+        words.append(f"ended at step {seen.stopped_at}, went on from step {seen.resumed_at}")
+    words.append(_end(seen) if not words else f"then {_end(seen)}")
+    done, said = drill.done, "; ".join(words)
+    row = Row(name=drill.name, done=done, held=False, seen=said, seconds=seen.seconds)
     lost, again = _lost(drill, seen)
-    if not finished:
-        last = seen.faults[-1].sentence if len(seen.faults) > 1 - bool(drill.outside) else ""
+    if seen.codes != expected:
+        last = seen.faults[-1].sentence if len(seen.faults) > 2 - drill.commands else ""
         advice.append(
             f"the script fails when it is started again: {last}" if last
             else f"the run did not end as it should (--keep-files keeps its output): {seen.sentence}"
         )  # fmt: skip
-        return Row(
-            name=drill.name, done=drill.done, held=False, seen=", ".join(words), seconds=seen.seconds,
-            weights="never reached the last step", lost="the run, until somebody corrects the script",
-            advice="; ".join(advice),
-        )  # fmt: skip
+        lost = "the run, until somebody corrects the script"
+        return replace(row, weights="never reached the last step", lost=lost, advice=advice[0])
     if drill.causes and (fault is None or fault.cause not in drill.causes):
         advice.append("the fault was not seen for what it is")
+    if drill.tool_hangs and (seen.faults or not seen.ended_calls):
+        advice.append("the call was not ended by itself: ranks had to be restarted")
     if seen.left:
         advice.append(f"processes were left and have been ended: {', '.join(seen.left)}")
     if again:
@@ -99,24 +93,22 @@ def judge(drill: Drill, seen: Seen, undisturbed: Seen, unrepeatable: str | None)
             "state outside of checkpoints decides what is learned, or the script ignores the checkpoint:"
             " keep it in a callback's state, or in the state of the loop"
         )
-    return Row(
-        name=drill.name, done=drill.done, held=not advice, seen=", ".join(words), seconds=seen.seconds,
-        weights=weights, lost=lost, advice="; ".join(advice),
-    )  # fmt: skip
+    return replace(row, held=not advice, weights=weights, lost=lost, advice="; ".join(advice))
 
 
 def _lost(drill: Drill, seen: Seen) -> tuple[str, bool]:
     """Return what was lost, and whether that is all."""
-    if drill.outside is None:
-        fault = seen.faults[0] if seen.faults else None
-        repeated, resumed = (fault.repeated, fault.resumed_at) if fault else (None, None)
+    if drill.tool_hangs and not seen.faults:
+        return "nothing", False
+    if drill.commands == 1:
+        repeated, resumed = next(((one.lost_steps, one.from_checkpoint) for one in seen.faults), (None, None))
     else:
         resumed = seen.resumed_at
         # the last commits before a kill may not be in the journal
         repeated = max(0, (seen.stopped_at or 0) - (resumed or 0))
     if resumed is None:
         return "all steps", True
-    return f"{repeated or 0} {'step' if repeated == 1 else 'steps'}", False
+    return counted(repeated, "step") if repeated else "nothing", False
 
 
 def _weights(drill: Drill, seen: Seen, undisturbed: Seen, unrepeatable: str | None) -> tuple[str, bool]:
@@ -126,7 +118,7 @@ def _weights(drill: Drill, seen: Seen, undisturbed: Seen, unrepeatable: str | No
     if unrepeatable is not None:
         return f"cannot be equal: {unrepeatable}", True
     if drill.may_change and seen.changed:
-        return "not compared: the memory plan has changed how a step is computed", True
+        return f"not compared: {seen.changed}", True
     ranks = [name for name in undisturbed.weights if seen.weights.get(name) != undisturbed.weights[name]]
     return f"differ ({ranks[0] if ranks else 'more calls than without a fault'})", False
 
@@ -136,9 +128,9 @@ def _end(seen: Seen) -> str:
     return "finished" if last == FINISHED else "no end in time" if last is None else f"ended with code {last}"
 
 
-def not_run(drill: Drill, why: str) -> Row:
+def not_run(drill: Drill, why: str, *, applies: bool = True) -> Row:
     """Return the row of a drill that was not run."""
-    return Row(name=drill.name, done=drill.done, held=None, seen=f"not run: {why}")
+    return Row(name=drill.name, done=drill.done, held=None, seen=why, applies=applies)
 
 
 def judge_room(path: str, *, free_bytes: int, checkpoint_bytes: int, saving: Mapping[str, object]) -> Row:
@@ -152,13 +144,12 @@ def judge_room(path: str, *, free_bytes: int, checkpoint_bytes: int, saving: Map
     if not limit and isinstance(longest, int) and isinstance(every, int | float) and every >= 1:
         kept = max(1, int(longest // every))
     needed = (kept + 1) * checkpoint_bytes
-    said = f"{_size(free_bytes)} free; {kept} kept and one in the making take {_size(needed)}"
-    held = free_bytes >= needed
-    return Row(
-        name="room", done="the output directory is measured", held=held, seen=said,
-        lost="" if held else "every checkpoint from then on",
-        advice="" if held else f"{path} has no room: make some, or keep fewer (save_total_limit)",
-    )  # fmt: skip
+    said = f"{size_text(free_bytes)} free; {kept} kept and one in the making take {size_text(needed)}"
+    row = Row(name="room", done="the real output directory is measured", held=True, seen=said)
+    if free_bytes >= needed:
+        return row
+    advice = f"{path} has no room: make some, or keep fewer (save_total_limit)"
+    return replace(row, held=False, lost="every checkpoint from then on", advice=advice)
 
 
 def judge_untouched(changes: Sequence[str]) -> Row:
@@ -167,21 +158,12 @@ def judge_untouched(changes: Sequence[str]) -> Row:
     Args:
         changes: paths that are new or others than before.
     """
-    return Row(
-        name="untouched", done="the real output directory is compared", held=not changes,
-        seen=f"{len(changes)} files changed, first {changes[0]}" if changes else "nothing changed",
-        advice="the script, or another run, writes there by a path of its own; every start repeats it"
-        if changes else "",
-    )  # fmt: skip
-
-
-def _size(value: int) -> str:
-    for unit, size in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
-        if value >= size:
-            return f"{value / size:.1f} {unit}"
-    return f"{value} B"
+    seen = f"{len(changes)} files changed, first {changes[0]}" if changes else "nothing changed"
+    advice = "the script, or another run, writes there by a path of its own; every start repeats it"
+    row = Row(name="untouched", done="the real output directory is compared", held=not changes, seen=seen)
+    return replace(row, advice=advice) if changes else row
 
 
 def exit_code(rows: Sequence[Row]) -> int:
-    """Return 0 if everything held, else 1."""
-    return 0 if all(row.held for row in rows) else 1
+    """Return 0 if everything held that the job has, else 1."""
+    return 0 if all(row.held or not row.applies for row in rows) else 1

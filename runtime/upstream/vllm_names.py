@@ -20,6 +20,9 @@ SYNC = "sync_weights"
 GENERATE = "generate"
 CLIENT = "vllm_client"
 """It has `base_url`, `model` and `session`, and the methods below."""
+CLIENT_MODULES = ("trl.generation.vllm_client", "trl.extras.vllm_client")
+CLIENT_CLASS = "VLLMClient"
+"""The class of the client, in new and old releases. That of AsyncGRPO is another one."""
 SEND = "update_named_params"
 """Client method (metadata, iterator of names and tensors): send weights."""
 CLIENT_GENERATES = ("generate", "chat")

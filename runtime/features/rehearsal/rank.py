@@ -6,14 +6,17 @@ itself is not changed, and what it writes by itself is found by the rehearsal af
 
 from __future__ import annotations
 
+import asyncio
 import functools
+import threading
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import wrapt
 
-from grpo_run.runtime.launch.rehearsal import SAVE_EVERY, Rehearsal, current
-from grpo_run.runtime.rank.points import CallPoints, RankFeature, RolloutPoints
+from grpo_run.runtime.launch.rehearsal import Rehearsal, current
+from grpo_run.runtime.rank.points import AgentCall, CallPoints, RankFeature, RolloutPoints
 from grpo_run.runtime.rank.session import Session
 from grpo_run.runtime.upstream import trainer_names
 from grpo_run.runtime.upstream.async_functions import is_coroutine_function
@@ -38,7 +41,7 @@ class RehearsalPart(RankFeature):
             _shorten(rehearsal, trainer)
 
     def rollouts(self, trainer: Any, session: Session, train_call: int, points: RolloutPoints) -> None:
-        """Note prompts and rewards."""
+        """Note prompts and rewards, and whether there are tools; let a call of one never return."""
         if (rehearsal := current()) is None:
             return
         from grpo_run.runtime.features.rehearsal._traces import Traces, digest_of_values
@@ -68,6 +71,24 @@ class RehearsalPart(RankFeature):
 
         points.inputs.append(prompts)
         points.reward_functions.append(reward)
+        if points.agents:  # of what bounds the calls, which comes before this feature
+            given = session.config.features.get("agent_tools", {}).get("timeout_seconds")
+            rehearsal.note("tools", {"timeout_seconds": given})
+        if not points.agents or not rehearsal.tool_hangs:
+            return
+        begin, bounded = rehearsal.span(trainer.args).rollout_step, points.agents[-1]
+        first = {"tool": begin, "step": begin, "reset": begin + 1}  # each reset comes before the tools
+
+        def replaced(call: AgentCall) -> Callable[..., Any]:
+            @wrapt.decorator
+            def hanging(function: Any, instance: Any, args: Any, kwargs: Any) -> Any:
+                if call.kind not in first or step() < first[call.kind] or not rehearsal.first("hung"):
+                    return function(*args, **kwargs)
+                return (asyncio if is_coroutine_function(function) else threading).Event().wait()
+
+            return bounded(replace(call, function=hanging(call.function)))
+
+        points.agents.append(replaced)
 
     def call(self, session: Session, points: CallPoints) -> None:
         """Note the weights before the first step and after each step that could be the last, and batches."""
@@ -76,11 +97,12 @@ class RehearsalPart(RankFeature):
         from grpo_run.runtime.features.rehearsal._traces import Traces, digest_of_values, digest_of_weights
 
         traces, models = Traces(rehearsal.traces, session.rank), list(points.models)
+        span = rehearsal.span(getattr(points.trainer, "args", None))
         seen = {0}
 
         def end_step(step: int) -> None:
             seen.add(step)
-            if step == rehearsal.steps:
+            if step == span.steps:
                 traces.write(points.train_call, step, "weights", digest_of_weights(models))
 
         def batch(given: Any) -> None:
@@ -112,21 +134,16 @@ def _redirect_arguments(rehearsal: Rehearsal, module: Any) -> None:
 def _shorten(rehearsal: Rehearsal, trainer: Any) -> None:
     """Let a trainer take few steps, save in between, and reach neither trackers nor the hub."""
     args = trainer.args
+    span = rehearsal.span(args)
+    rehearsal.note("span", vars(span))
     strategy = str(getattr(args.save_strategy, "value", args.save_strategy))
-    rehearsal.note(
-        "saving",
-        {
-            "strategy": strategy,
-            "save_steps": float(args.save_steps),
-            "max_steps": int(args.max_steps),
-            "limit": args.save_total_limit,
-        },
-    )
-    args.max_steps = rehearsal.steps
+    saving = {"save_steps": float(args.save_steps), "max_steps": int(args.max_steps)}
+    rehearsal.note("saving", {**saving, "limit": args.save_total_limit})
+    args.max_steps = span.steps
     if strategy != "no":
-        args.save_strategy, args.save_steps = type(args.save_strategy)("steps"), SAVE_EVERY
+        args.save_strategy, args.save_steps = type(args.save_strategy)("steps"), span.save_every
     if getattr(args.eval_strategy, "value", args.eval_strategy) != "no":
-        args.eval_strategy, args.eval_steps = type(args.eval_strategy)("steps"), SAVE_EVERY
+        args.eval_strategy, args.eval_steps = type(args.eval_strategy)("steps"), span.save_every
     leave_out_trackers(trainer)
     trainer.push_to_hub = lambda *given, **named: None
     original = trainer.save_model

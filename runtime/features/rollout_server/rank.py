@@ -5,7 +5,8 @@ The address is set where a configuration is built (`transformers.TrainingArgumen
 of TRL's trainers derive), before TRL reads it. Trainers that generate with another server, which the script
 names, are watched alike. Which weights rollouts come from is proved in `_custody.py`, for trainers that send
 weights to a server and wait for them (`vllm_mode="server"`). AsyncGRPO generates in a process of its own
-while the weights change: `_adapters.py`. Imports nothing heavy: the script imports torch first.
+while the weights change: `_adapters.py`. In a rehearsal, a server that the run has not started is refused
+before it is sent anything. Imports nothing heavy: the script imports torch first.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from grpo_run.runtime.features.rollout_server._limits import Limits
 from grpo_run.runtime.features.rollout_server._process import free_port
 from grpo_run.runtime.features.rollout_server.events import ServerUsed
 from grpo_run.runtime.features.rollout_server.settings import NAME, RankServer, RolloutServerSettings
+from grpo_run.runtime.launch.rehearsal import Rehearsal, current
 from grpo_run.runtime.rank.points import CallPoints, RankFeature, RolloutPoints
 from grpo_run.runtime.rank.session import Session
 from grpo_run.runtime.upstream import async_grpo_names, vllm_names
@@ -102,6 +104,10 @@ class RolloutServerPart(RankFeature):
         wrapt.register_post_import_hook(self._limits.install, "requests.sessions")
         hook = functools.partial(self._address, session, server)
         wrapt.register_post_import_hook(hook, "transformers.training_args")
+        if (rehearsal := current()) is not None:
+            own = "" if server is None else server.base_url
+            for name in vllm_names.CLIENT_MODULES:
+                wrapt.register_post_import_hook(functools.partial(check_clients, rehearsal, own), name)
 
     def _address(self, session: Session, server: RankServer | None, module: Any) -> None:
         original = module.TrainingArguments.__post_init__
@@ -111,6 +117,8 @@ class RolloutServerPart(RankFeature):
         @functools.wraps(original)
         def addressed(configuration: Any, *args: Any, **kwargs: Any) -> Any:
             if uses_server(configuration):
+                if server is None and (rehearsal := current()) is not None:
+                    rehearsal.check_server(address_of(configuration))
                 if server is not None and (named := set_address(configuration, server, start_seconds)):
                     tell(f"--rollout-server: the script names {named}; {server.base_url} is used instead")
                 self._limits.servers.add(address_of(configuration))
@@ -158,6 +166,24 @@ class RolloutServerPart(RankFeature):
         """Judge each rollout of a trainer whose server is asked."""
         if self._custody is not None and points.facts.has_rollouts:
             points.inputs.append(self._custody.make)
+
+
+def check_clients(rehearsal: Rehearsal, own: str, module: Any) -> None:
+    """Let TRL's clients send weights to the run's own server only, whoever makes them; others may be asked.
+
+    Args:
+        own: address of the server that the run has started; "" for none.
+    """
+    kind = getattr(module, vllm_names.CLIENT_CLASS)
+    original = getattr(kind, vllm_names.JOIN)
+
+    @functools.wraps(original)
+    def checked(client: Any, *args: Any, **kwargs: Any) -> Any:
+        if client.base_url.rstrip("/") != own:
+            rehearsal.check_server(client.base_url)
+        return original(client, *args, **kwargs)
+
+    setattr(kind, vllm_names.JOIN, checked)
 
 
 def _marked(session: Session, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

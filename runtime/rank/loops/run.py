@@ -24,7 +24,7 @@ from grpo_run.runtime.call_names import LOOP
 from grpo_run.runtime.checkpoints.manifest import TrainCall
 from grpo_run.runtime.errors import ConfigError
 from grpo_run.runtime.history.events import LoopLeft
-from grpo_run.runtime.launch.rehearsal import SAVE_EVERY, current
+from grpo_run.runtime.launch.rehearsal import current
 from grpo_run.runtime.rank.exact.gradient_order import GradientOrder, needs_gradient_order
 from grpo_run.runtime.rank.loops import _rank_state as rank_state
 from grpo_run.runtime.rank.loops._optimizers import OptimizerSteps
@@ -129,8 +129,8 @@ class SupervisedLoop:
     ) -> None:
         self._session = session
         if (rehearsal := current()) is not None:
-            total = min(total or rehearsal.steps, rehearsal.steps)
-            save_every = SAVE_EVERY if save_every else None
+            span = rehearsal.span()
+            total, save_every = min(total or span.steps, span.steps), save_every and span.save_every
         self._total = self._last_step = total
         self._data = data
         self._save_every = save_every

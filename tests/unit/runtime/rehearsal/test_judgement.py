@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from grpo_run.runtime.errors import ConfigError
-from grpo_run.runtime.rehearsal._seen import Fault, Seen, first_difference, weights_of
+from grpo_run.runtime.history.recovery import Recovery
+from grpo_run.runtime.rehearsal._seen import Seen, first_difference, weights_of
 from grpo_run.runtime.rehearsal.drills import DRILLS, chosen, seconds_of
 from grpo_run.runtime.rehearsal.judgement import (
     exit_code,
@@ -40,8 +41,9 @@ def seen(**changes: Any) -> Seen:
     return replace(Seen(codes=(0,), seconds=9.0, weights=WEIGHTS, traces=traces()), **changes)
 
 
-def fault(**changes: Any) -> Fault:
-    return replace(Fault(cause="signal", rank=1, resumed_at=4, repeated=0, sentence="It died."), **changes)
+def fault(**changes: Any) -> Recovery:
+    made = Recovery(cause="signal", rank=1, step=5, action="restart", from_checkpoint=4, sentence="It died.")
+    return replace(made, **changes)
 
 
 @pytest.mark.parametrize(
@@ -73,17 +75,24 @@ def test_the_last_weights_of_each_rank_count() -> None:
     [
         ("kill", {"faults": (fault(),)}, True, "equal"),
         ("kill", {"faults": (fault(cause="exception"),)}, False, "not seen for what it is"),
-        ("kill", {"faults": (fault(resumed_at=None, repeated=4),)}, False, "began again from the first step"),
+        ("kill", {"faults": (fault(from_checkpoint=None, lost_steps=4),)}, False, "from the first step"),
         ("kill", {"faults": (fault(),), "weights": {"rank0, call 1": "bb"}}, False, "differ (rank0, call 1)"),
         ("kill", {"faults": (fault(),), "left": ("sleep 99",)}, False, "sleep 99"),
         ("kill", {"faults": (fault(), fault(sentence="No.")), "codes": (93,)}, False, "started again: No."),
         ("kill", {"codes": (None,)}, False, "no end in time"),
-        ("oom", {"faults": (fault(cause="gpu_oom"),), "weights": {}, "changed": True}, True, "memory plan"),
+        ("oom", {"faults": (fault(cause="gpu_oom"),), "weights": {}, "changed": "plan"}, True, "ed: plan"),
         ("oom", {"faults": (fault(cause="gpu_oom"),), "weights": {}}, False, "differ"),
-        ("term", {"codes": (75, 0), "stopped_at": 6, "resumed_at": 6}, True, "0 steps"),
+        ("server", {"faults": (fault(cause="rollout_server_dead"),)}, True, "It died; then finished"),
+        ("server", {}, False, "not seen for what it is"),
+        ("tool", {"ended_calls": ("tool add was ended after 5 s",)}, True, "after 5 s; then finished"),
+        ("tool", {"ended_calls": ("tool add",), "weights": {}, "changed": "left"}, True, "compared: left"),
+        ("tool", {"faults": (fault(cause="no_progress"),)}, False, "not ended by itself"),
+        ("tool", {}, False, "not ended by itself"),
+        ("term", {"codes": (75, 0), "stopped_at": 6, "resumed_at": 6}, True, "nothing"),
         ("term", {"codes": (0, 0)}, False, "did not end as it should"),
-        ("supervisor", {"codes": (-9, 0), "stopped_at": 2, "resumed_at": 4}, True, "0 steps"),
+        ("supervisor", {"codes": (-9, 0), "stopped_at": 2, "resumed_at": 4}, True, "nothing"),
         ("checkpoint", {"codes": (75, 0), "stopped_at": 6, "resumed_at": 4}, True, "2 steps"),
+        ("checkpoint", {"codes": (75, 0), "stopped_at": 6, "resumed_at": 4}, True, "at step 6, went on from"),
         ("checkpoint", {"codes": (75, 0), "stopped_at": 6}, False, "all steps"),
     ],
 )  # fmt: skip
@@ -102,16 +111,16 @@ def test_weights_that_cannot_be_equal_are_no_shortfall_of_a_drill() -> None:
 
 
 def test_the_job_itself_is_judged_first() -> None:
-    row, why = judge_job(seen(), seen())
+    row, why = judge_job(seen(), seen(), 8)
     assert row.held
     assert why is None
-    row, why = judge_job(seen(), seen(traces=traces(at=1, given="q")))
+    row, why = judge_job(seen(), seen(traces=traces(at=1, given="q")), 8)
     assert row.held is False
     assert why is not None
     assert "data" in why
-    assert judge_job(seen(codes=(93,)), None)[0].held is False
-    assert judge_job(seen(weights={}), seen(weights={}))[0].held is False
-    assert judge_job(seen(), None)[0].held is None
+    assert judge_job(seen(codes=(93,)), None, 8)[0].held is False
+    assert judge_job(seen(weights={}), seen(weights={}), 8)[0].held is False
+    assert judge_job(seen(), None, 8)[0].held is None
 
 
 def test_room_is_needed_for_what_is_kept_and_one_more() -> None:
@@ -126,6 +135,7 @@ def test_only_a_table_in_which_everything_held_ends_with_0() -> None:
     assert exit_code([held]) == 0
     assert exit_code([held, judge_untouched(["real/notes.txt"])]) == 1
     assert exit_code([held, not_run(NAMED["kill"], "the time was too short")]) == 1
+    assert exit_code([held, not_run(NAMED["tool"], "the script has no tools", applies=False)]) == 0
 
 
 def test_drills_and_durations_are_checked() -> None:

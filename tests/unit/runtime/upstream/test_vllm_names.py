@@ -71,6 +71,15 @@ def test_the_client_has_what_is_called_and_read() -> None:
         assert f"self.{name} = " in made
 
 
+def test_nothing_is_sent_before_the_client_has_joined_the_group() -> None:
+    """The client of servers has one class, which generation joins with at once."""
+    assert names.CLIENT_MODULES[0] == "trl.generation.vllm_client"
+    assert f"class {names.CLIENT_CLASS}:" in source("generation/vllm_client.py")
+    text = source("generation/vllm_generation.py")
+    made = text.index(f"self.{names.CLIENT} = {names.CLIENT_CLASS}(")
+    assert text.index(f"self.{names.CLIENT}.", made) == text.index(f"self.{names.CLIENT}.{names.JOIN}(")
+
+
 def test_the_difference_of_log_probabilities_is_a_metric() -> None:
     """A mean over all ranks."""
     scoring = ast.unparse(method("trainer/grpo_trainer.py", "_generate_and_score_completions"))
