@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import os
+import re
 import signal
 import sys
 from collections.abc import Callable, Iterator
@@ -147,6 +149,29 @@ def _outside_any_run(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in list(os.environ):
         if name.startswith(("GRPO_RUN_", "PET_", "TORCHELASTIC_")):
             monkeypatch.delenv(name)
+
+
+@pytest.fixture(scope="session")
+def make_folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """Return a function that makes a new folder.
+
+    `TempPathFactory.mktemp` reads the names of all folders that the session has made before, each time.
+    """
+    numbers = itertools.count()
+    base = tmp_path_factory.mktemp("folders")
+
+    def make(name: str = "") -> Path:
+        path = base / f"{next(numbers)}{name}"
+        path.mkdir(mode=0o700)
+        return path
+
+    return make
+
+
+@pytest.fixture
+def tmp_path(request: pytest.FixtureRequest, make_folder: Callable[..., Path]) -> Path:
+    """Return the folder of a test, as pytest's own fixture does."""
+    return make_folder("-" + re.sub(r"\W", "_", request.node.name)[:30])
 
 
 @pytest.fixture
