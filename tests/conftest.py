@@ -23,7 +23,8 @@ from grpo_run.runtime.history.journal import Journal
 
 # no deadline, because the duration of an example depends on the machine; the same examples every time, so
 # that a failure is caused by the change under test (`pytest --hypothesis-profile=explore` tries others)
-settings.register_profile("grpo-run", deadline=None, max_examples=60, database=None, derandomize=True)
+settings.register_profile("grpo-run", deadline=None, max_examples=20, database=None, derandomize=True)
+settings.register_profile("full", settings.get_profile("grpo-run"), max_examples=60)
 settings.register_profile("explore", deadline=None, max_examples=1000)
 # a failure is enough, the smallest example is not needed
 settings.register_profile(
@@ -67,6 +68,8 @@ def pytest_configure(config: pytest.Config) -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
         signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    if "not full" not in config.option.markexpr and settings.get_current_profile_name() == "grpo-run":
+        settings.load_profile("full")
     warm.always_cold = config.getoption("--cold")
     if not hasattr(config, "workerinput"):
         warm.remove_stale_locks()

@@ -8,6 +8,7 @@ share of it. Other tests are collected by all workers and given out as workers b
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 from typing import Any
 
@@ -135,8 +136,11 @@ def all_unit_tests(config: pytest.Config) -> bool:
     return [Path(argument).absolute() for argument in config.args] == [UNIT]
 
 
+@functools.cache
 def shares(count: int) -> list[set[Path]]:
     """Divide the folders and files in `tests/unit` into `count` shares of about equal CPU time.
+
+    Once: it is asked for each entry of the folders, and reads all of them.
 
     What needs torch is divided into two parts, so that the other workers do not import it.
     """
