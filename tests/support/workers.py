@@ -45,6 +45,7 @@ IMPORTING = (
 Without `test_reward_workers.py`, whose workers are forks of pytest with a limit of memory."""
 TOGETHER = (
     "integration/test_bad_input.py",
+    "integration/test_fresh_interpreter.py",
     "integration/test_prometheus.py",
     "integration/test_rank_is_torchruns.py",
     "integration/test_reward_workers.py",
