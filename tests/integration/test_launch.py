@@ -133,7 +133,7 @@ def test_fresh_interpreters_of_a_trainer_recover_with_equal_weights(runs: Runs, 
     assert len(run.status()["recoveries"]) == 1
 
 
-@pytest.mark.parametrize("preload", [[], ["--no-preload"]])
+@pytest.mark.parametrize("preload", [[], pytest.param(["--no-preload"], marks=pytest.mark.full)])
 def test_ranks_inherit_standard_input(preload: list[str], tmp_path: Path) -> None:
     """As under torchrun: what is piped into the command can be read by the script."""
     (tmp_path / "read.py").write_text(
@@ -148,7 +148,7 @@ def test_ranks_inherit_standard_input(preload: list[str], tmp_path: Path) -> Non
     assert (tmp_path / "seen").read_text() == "one\ntwo\n"
 
 
-@pytest.mark.parametrize("preload", [[], ["--no-preload"]])
+@pytest.mark.parametrize("preload", [pytest.param([], marks=pytest.mark.full), ["--no-preload"]])
 def test_ranks_are_bound_and_shown_and_recorded_as_torchruns_options_say(
     preload: list[str], tmp_path: Path
 ) -> None:
@@ -190,7 +190,8 @@ def _cpu_seconds(pid: int) -> float:
 @pytest.mark.parametrize(
     ("delay_seconds", "number"),
     [
-        pytest.param(0.1, signal.SIGHUP, marks=pytest.mark.full), (0.6, signal.SIGINT), (1.3, signal.SIGTERM),
+        pytest.param(0.1, signal.SIGHUP, marks=pytest.mark.full), (0.6, signal.SIGINT),
+        pytest.param(1.3, signal.SIGTERM, marks=pytest.mark.full),
         pytest.param(2.3, signal.SIGINT, marks=pytest.mark.full),
     ],
 )  # fmt: skip
