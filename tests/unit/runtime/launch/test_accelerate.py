@@ -86,7 +86,7 @@ class ConfigurationShell:
 
 @stories(__file__, "accelerate.txt")
 def test_configurations(story: Story, word: str) -> None:
-    """Every story of the file, in a folder with a short name: long reasons are cut, and have names of files."""
+    """Every story of the file, in a folder with a short name: reasons are cut, and have names of files."""
     with tempfile.TemporaryDirectory() as folder:
         story.check(ConfigurationShell(Path(folder)), word)
 
