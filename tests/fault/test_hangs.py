@@ -158,6 +158,7 @@ def test_evidence_precedes_the_first_signal_and_ranks_that_ignore_it_are_killed(
     run.ended()
 
 
+@pytest.mark.full
 def test_heavy_tailed_generation_causes_no_incident(runs: Runs) -> None:
     """Log-normal generation times (sigma 1.5) cause neither suspicion nor incident in 40 steps."""
     run = runs(

@@ -17,17 +17,10 @@ from support.runs import BIN, QUIET, SCRIPTS, WITH_SCRIPTS, Runs, digest, specia
 STEPS = ("--max-steps", "12", "--save-steps", "4")
 
 
-@pytest.mark.parametrize(
-    "script",
-    [
-        "grpo.py",
-        pytest.param("sft_then_grpo.py", marks=pytest.mark.full),
-        pytest.param("rloo.py", marks=pytest.mark.full),
-        pytest.param("sft.py", marks=pytest.mark.full),
-    ],
-)
+@pytest.mark.parametrize("script", ["grpo.py", "sft_then_grpo.py", "rloo.py", "sft.py"])
+@pytest.mark.full
 def test_weights_equal_torchruns(script: str, runs: Runs, tmp_path: Path) -> None:
-    """An undisturbed supervised run ends with torchrun's weights."""
+    """An undisturbed supervised run ends with the weights of torchrun; see `test_output_in_pipes.py` too."""
     run = runs("--nproc-per-node", "2", str(SCRIPTS / script), "--output-dir", "ours", *STEPS).start().ended()
     assert digest(tmp_path / "ours") == undisturbed(script, 12)
     status = run.status()

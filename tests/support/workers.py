@@ -23,10 +23,11 @@ DIVIDED = (UNIT, RUNTIME, RANK, FEATURES)
 NEED_TORCH = (RANK, FEATURES, RUNTIME / "planning", RUNTIME / "upstream", UNIT / "trainers")
 """Folders of which most tests import torch."""
 SECONDS = {
-    "cli": 20, "dashboards": 11, "watchdog": 11, "test_documentation.py": 2, "trainers": 13,
-    "runtime/checkpoints": 6, "runtime/launching": 7, "runtime/planning": 10, "runtime/supervisor": 17,
-    "runtime/features/caps": 8, "runtime/features/masking": 5, "runtime/features/phase_growth": 4,
-    "runtime/features/reward_workers": 20, "runtime/rank/saving": 4, "runtime/rank/test_restoring.py": 3,
+    "cli": 11, "dashboards": 9, "watchdog": 9, "test_documentation.py": 2, "trainers": 7,
+    "runtime/checkpoints": 4, "runtime/launching": 6, "runtime/planning": 10, "runtime/supervisor": 16,
+    "runtime/features/caps": 7, "runtime/features/masking": 5, "runtime/features/phase_growth": 4,
+    "runtime/features/reward_workers": 8, "runtime/rank/saving": 4, "runtime/rank/test_restoring.py": 2,
+    "runtime/rank/test_host_snapshots.py": 2,
 }  # fmt: skip
 """CPU time of the slowest folders and files of `tests/unit`, child processes included."""
 BYTES_PER_SECOND = 30_000
