@@ -99,6 +99,7 @@ def test_ranks_start_with_the_libraries_that_a_step_imports(runs: Runs, tmp_path
     assert (tmp_path / "new.txt").read_text().split() == ["tiny"]  # a module beside the test scripts
 
 
+@pytest.mark.full
 def test_fresh_interpreters_recover_with_equal_weights(runs: Runs, tmp_path: Path) -> None:
     """With `--no-preload`, a killed rank of a loop, which imports torch and no Trainer, resumes to the same
     numbers.
