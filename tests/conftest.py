@@ -161,7 +161,7 @@ def make_folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]
     `TempPathFactory.mktemp` reads the names of all folders that the session has made before, each time.
     """
     numbers = itertools.count()
-    base = tmp_path_factory.mktemp("folders")
+    base = tmp_path_factory.getbasetemp()
 
     def make(name: str = "") -> Path:
         path = base / f"{next(numbers)}{name}"
@@ -174,7 +174,7 @@ def make_folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]
 @pytest.fixture
 def tmp_path(request: pytest.FixtureRequest, make_folder: Callable[..., Path]) -> Path:
     """Return the folder of a test, as pytest's own fixture does."""
-    return make_folder("-" + re.sub(r"\W", "_", request.node.name)[:30])
+    return make_folder("-" + re.sub(r"\W", "_", request.node.name)[:26])
 
 
 @pytest.fixture
