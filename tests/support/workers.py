@@ -20,8 +20,11 @@ RUNTIME = UNIT / "runtime"
 RANK, FEATURES = RUNTIME / "rank", RUNTIME / "features"
 DIVIDED = (UNIT, RUNTIME, RANK, FEATURES)
 """Folders whose entries are given out one by one."""
-NEED_TORCH = (RANK, FEATURES, RUNTIME / "planning", RUNTIME / "upstream", UNIT / "trainers")
-"""Folders of which most tests import torch."""
+NEED_TORCH = (
+    RANK, FEATURES, RUNTIME / "checkpoints", RUNTIME / "launch", RUNTIME / "planning", RUNTIME / "upstream",
+    UNIT / "trainers",
+)  # fmt: skip
+"""Folders of which most tests import torch, or one accelerate or transformers."""
 SECONDS = {
     "cli": 11, "dashboards": 9, "watchdog": 9, "test_documentation.py": 2, "trainers": 7,
     "runtime/checkpoints": 4, "runtime/launching": 6, "runtime/planning": 10, "runtime/supervisor": 16,
