@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import os
+import re
 import signal
 import sys
 from collections.abc import Callable, Iterator
@@ -21,7 +23,8 @@ from grpo_run.runtime.history.journal import Journal
 
 # no deadline, because the duration of an example depends on the machine; the same examples every time, so
 # that a failure is caused by the change under test (`pytest --hypothesis-profile=explore` tries others)
-settings.register_profile("grpo-run", deadline=None, max_examples=60, database=None, derandomize=True)
+settings.register_profile("grpo-run", deadline=None, max_examples=20, database=None, derandomize=True)
+settings.register_profile("full", settings.get_profile("grpo-run"), max_examples=60)
 settings.register_profile("explore", deadline=None, max_examples=1000)
 # a failure is enough, the smallest example is not needed
 settings.register_profile(
@@ -65,6 +68,8 @@ def pytest_configure(config: pytest.Config) -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
         signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    if "not full" not in config.option.markexpr and settings.get_current_profile_name() == "grpo-run":
+        settings.load_profile("full")
     warm.always_cold = config.getoption("--cold")
     if not hasattr(config, "workerinput"):
         warm.remove_stale_locks()
@@ -147,6 +152,29 @@ def _outside_any_run(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in list(os.environ):
         if name.startswith(("GRPO_RUN_", "PET_", "TORCHELASTIC_")):
             monkeypatch.delenv(name)
+
+
+@pytest.fixture(scope="session")
+def make_folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """Return a function that makes a new folder.
+
+    `TempPathFactory.mktemp` reads the names of all folders that the session has made before, each time.
+    """
+    numbers = itertools.count()
+    base = tmp_path_factory.getbasetemp()
+
+    def make(name: str = "") -> Path:
+        path = base / f"{next(numbers)}{name}"
+        path.mkdir(mode=0o700)
+        return path
+
+    return make
+
+
+@pytest.fixture
+def tmp_path(request: pytest.FixtureRequest, make_folder: Callable[..., Path]) -> Path:
+    """Return the folder of a test, as pytest's own fixture does."""
+    return make_folder("-" + re.sub(r"\W", "_", request.node.name)[:26])
 
 
 @pytest.fixture

@@ -331,7 +331,7 @@ def test_a_page_left_open_shows_the_new_run(tmp_path: Path) -> None:
         page.wait(f"{text('.other')}.startsWith('morning is ')", SECONDS)
 
 
-@pytest.mark.parametrize(("width", "height"), [(1280, 800), (390, 844)])
+@pytest.mark.parametrize(("width", "height"), [pytest.param(1280, 800, marks=pytest.mark.full), (390, 844)])
 def test_nothing_is_more_than_three_screens_away(tmp_path: Path, width: int, height: int) -> None:
     """However many faults, completions and runs there are; a phone shows the verdict and the reward first."""
     run = night(tmp_path, "evening", faults=20)

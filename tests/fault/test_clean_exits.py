@@ -8,7 +8,7 @@ from support.runs import SCRIPTS, Runs
 
 
 @pytest.mark.alone
-@pytest.mark.parametrize("count", [3, pytest.param(100, marks=[pytest.mark.full, pytest.mark.timeout(3600)])])
+@pytest.mark.parametrize("count", [2, pytest.param(100, marks=[pytest.mark.full, pytest.mark.timeout(3600)])])
 def test_clean_exits_under_load(count: int, runs: Runs) -> None:
     """Every run on Gloo exits with 0, without recoveries or warnings."""
     outcomes = []

@@ -61,8 +61,9 @@ def test_deadlocks_of_every_kind_and_phase_are_proved(first_kind: int, runs: Run
     check(campaign(runs, faults, ranks=2, name=f"mixed-{first_kind}"))
 
 
+@pytest.mark.full
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("kind", ["mismatch-operation", pytest.param("skip", marks=pytest.mark.full)])
+@pytest.mark.parametrize("kind", ["mismatch-operation", "skip"])
 def test_minority_of_four_ranks_is_named(kind: str, runs: Runs) -> None:
     """Three ranks agree against one; the one is also found when it is rank 0."""
     faults = [Deadlock(kind=kind, rank=0, phase="reward"), Deadlock(kind=kind, rank=3, phase="optimizer")]

@@ -263,7 +263,7 @@ ENDS = {
         again_says="no option --no-such-option", again_disk="nothing",
     ),
 }  # fmt: skip
-DEFAULT = ("full-before-the-first-save", "room-in-time", "skipped-without-memory")
+DEFAULT = ("room-in-time", "skipped-without-memory")
 """The rows that `make test` runs."""
 CASES = [pytest.param(name, marks=() if name in DEFAULT else pytest.mark.full, id=name) for name in ENDS]
 

@@ -38,7 +38,10 @@ def geometry(
     )
 
 
-DIAGNOSTIC = [geometry("grpo", "ddp", (4, 2, 2)), geometry("rloo", "ddp-1", (1, 2, 1))]
+DIAGNOSTIC = [
+    geometry("grpo", "ddp", (4, 2, 2), kills=(1, 3, 4, 6, 8)),
+    geometry("rloo", "ddp-1", (1, 2, 1), kills=(1, 4, 7)),
+]
 MATRIX = [
     geometry(algorithm, mode, numbers)
     for algorithm, mode, numbers in product(("grpo", "rloo"), MODES, product((1, 4), (1, 2), (1, 2)))
@@ -86,8 +89,10 @@ def check(cell: Cell, tmp_path: Path, runs: Runs, expected: Path, *, undisturbed
 
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("cell", DIAGNOSTIC, ids=str)
-def test_run_killed_at_every_step_equals_the_undisturbed_run(cell: Cell, tmp_path: Path, runs: Runs) -> None:
-    """The cells cover the rollout in use, the second epoch, pending logs and the reference model."""
+def test_run_killed_at_several_steps_equals_the_undisturbed_run(
+    cell: Cell, tmp_path: Path, runs: Runs
+) -> None:
+    """They cover the rollout in use, the second epoch and pending logs; every step is in the matrix."""
     check(cell, tmp_path, runs, warm_reference(cell, tmp_path), undisturbed=False)
 
 

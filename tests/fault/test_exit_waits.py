@@ -10,9 +10,9 @@ from support.runs import SCRIPTS, Runs
 def test_an_exit_handler_that_waits_for_a_helper_in_its_own_session_is_left_alone(
     runs: Runs, tmp_path: Path
 ) -> None:
-    """The deadline of an idle process passes three times meanwhile."""
+    """The deadline of an idle process passes twice meanwhile."""
     run = (
-        runs("--deadline-exit", "2", "--nproc-per-node", "2", str(SCRIPTS / "waits_at_exit.py"), "7")
+        runs("--deadline-exit", "2", "--nproc-per-node", "2", str(SCRIPTS / "waits_at_exit.py"), "5")
         .start()
         .ended()
     )

@@ -22,31 +22,38 @@ def verdicts(run: Run) -> list[dict[str, Any]]:
     return found
 
 
+HANGS: list[tuple[str, int, int, str | None, str, str]] = [
+    ("hang", 1, 22, None, "reward_stall", "_sleep"),
+    ("gil", 1, 26, "score", "interpreter_stuck", "_hold_interpreter"),
+    ("hang", 0, 30, "checkpoint", "checkpoint_stall", "_sleep"),
+    ("stop", 0, 34, "generate", "interpreter_stuck", "_stop"),
+    ("lock", 0, 38, "optimizer", "no_progress", "_wait_for_lock"),
+    ("hang", 1, 42, "data", "data_stall", "_sleep"),
+]
+
+
 @pytest.mark.timeout(400)
-def test_hangs_end_at_the_deadline_and_leave_weights_unchanged(runs: Runs, tmp_path: Path) -> None:
-    """Six hangs in one run: each is reported with rank, cause and line; the weights equal torchrun's.
+@pytest.mark.parametrize("count", [3, pytest.param(len(HANGS), marks=pytest.mark.full)])
+def test_hangs_end_at_the_deadline_and_leave_weights_unchanged(
+    count: int, runs: Runs, tmp_path: Path
+) -> None:
+    """Several hangs in one run: each is reported with rank, cause and line; the weights equal torchrun's.
 
     After the script's last line, a hanging exit handler costs one warning and one incident, and no attempt.
     """
-    injected: list[tuple[str, int, int, str | None, str, str]] = [
-        ("hang", 1, 22, None, "reward_stall", "_sleep"),
-        ("stop", 0, 26, "generate", "interpreter_stuck", "_stop"),
-        ("gil", 1, 30, "score", "interpreter_stuck", "_hold_interpreter"),
-        ("lock", 0, 34, "optimizer", "no_progress", "_wait_for_lock"),
-        ("hang", 1, 38, "data", "data_stall", "_sleep"),
-        ("hang", 0, 42, "checkpoint", "checkpoint_stall", "_sleep"),
-    ]
-    steps = ("--max-steps", "44", "--save-steps", "2")
+    injected = HANGS[:count]
+    last = injected[-1][2] + 2
+    steps = ("--max-steps", str(last), "--save-steps", "2")
     words = [
         w for kind, rank, step, phase, *_ in injected for w in fault(kind, rank=rank, step=step, phase=phase)
     ]
-    words += fault("exit-hang", rank=1, step=44)
+    words += fault("exit-hang", rank=1, step=last)
     run = runs(
         *words, "--deadline-floor", "4", "--deadline-exit", "5", "--nproc-per-node", "2",
         str(SCRIPTS / TRAINER), "--output-dir", "ours", *steps, "--step-seconds", "0.03",
         "--save-total-limit", "3",
     ).start().ended(timeout_seconds=300)  # fmt: skip
-    assert digest(tmp_path / "ours") == undisturbed(TRAINER, 44)
+    assert digest(tmp_path / "ours") == undisturbed(TRAINER, last)
     assert sum(fired(run).values()) == len(injected) + 1
     *found, at_exit = verdicts(run)
     assert at_exit["culprits"] == [1]
@@ -151,6 +158,7 @@ def test_evidence_precedes_the_first_signal_and_ranks_that_ignore_it_are_killed(
     run.ended()
 
 
+@pytest.mark.full
 def test_heavy_tailed_generation_causes_no_incident(runs: Runs) -> None:
     """Log-normal generation times (sigma 1.5) cause neither suspicion nor incident in 40 steps."""
     run = runs(

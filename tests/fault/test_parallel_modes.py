@@ -18,13 +18,7 @@ def _local_parts(output_dir: Path) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize(
-    "mode",
-    [
-        "zero3",
-        "fsdp2",
-        pytest.param("ddp", marks=pytest.mark.full),
-        pytest.param("zero2", marks=pytest.mark.full),
-    ],
+    "mode", ["zero3", *(pytest.param(mode, marks=pytest.mark.full) for mode in ("fsdp2", "ddp", "zero2"))]
 )
 def test_mode_survives_a_kill_with_equal_weights(mode: str, runs: Runs, tmp_path: Path) -> None:
     """The undisturbed and the killed run end with the same weights, and the model is partitioned in both."""

@@ -105,7 +105,7 @@ def served(runs: Runs, tmp_path: Path) -> Iterator[Callable[..., Served]]:
 @pytest.mark.parametrize(
     "fault",
     [
-        pytest.param("kill engine at generation 3", id="generating"),
+        pytest.param("kill engine at generation 3", id="generating", marks=pytest.mark.full),
         pytest.param("kill server at generation 3", id="generating, both processes", marks=pytest.mark.full),
         pytest.param("kill server at start 3", id="before a sync", marks=pytest.mark.full),
         pytest.param("kill engine at update 3", id="in a sync"),

@@ -244,7 +244,7 @@ def test_save_request_makes_one_joint_checkpoint(runs: Runs, tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("snapshots", "during_save", "stops_at"),
     [
-        pytest.param("1", False, 4, id="before-a-snapshot"),
+        pytest.param("1", False, 4, marks=pytest.mark.full, id="before-a-snapshot"),
         pytest.param("4", True, 4, id="during-a-snapshot"),
         pytest.param("100", False, 5, marks=pytest.mark.full, id="without-a-snapshot"),
     ],

@@ -68,9 +68,9 @@ def test_a_tool_that_hangs_for_one_prompt_costs_the_samples_of_that_prompt(runs:
     ("fault", "place", "name"),
     [
         ("loop", "tool", "tool search"),
-        ("retry", "tool", "tool search"),
+        pytest.param("retry", "tool", "tool search", marks=full),
         ("sleep", "step", "tool add"),
-        ("sleep", "reset", "reset of Sums"),
+        pytest.param("sleep", "reset", "reset of Sums", marks=full),
         ("sleep", "reward", "get_reward of Sums"),
     ],
 )

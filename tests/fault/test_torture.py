@@ -238,7 +238,6 @@ def check_drain(scene: Scene, prepared: Prepared, trace: Trace) -> None:
 @pytest.mark.parametrize(
     ("scene", "mode", "every"),
     [
-        pytest.param("rotating", "before", False),
         pytest.param("rotating", "half", False),
         pytest.param("again", "before", False),
         *(pytest.param(scene, mode, True, marks=pytest.mark.full) for scene, mode in DRAIN_CAMPAIGN),

@@ -99,24 +99,6 @@ def test_hosts_that_give_up_do_so_together(pair: Pair) -> None:
 
 
 @pytest.mark.full
-def test_a_killed_supervisor_is_named(pair: Pair, tmp_path: Path) -> None:
-    """The survivor knows that the other host is up, and that nobody supervises there."""
-    (tmp_path / "hold").write_text("9")
-    runs = pair()
-    for run in runs:
-        run.until_step(6)
-    runs[1].kill_supervisor()
-    said = runs[0].until_event("incident")
-    runs[0].kill_supervisor(15)
-    runs[0].ended(75)
-    assert said["cause"] == "node_lost"
-    assert said["sentence"] in (  # by its port, or by its silence among those that have ranks
-        "Host node1 is lost: its supervisor has ended.",
-        "The supervisor of host node1 is gone, and its ranks with it.",
-    )
-
-
-@pytest.mark.full
 @pytest.mark.parametrize("kind", ["mismatch-operation", "mismatch-shape", "skip", "return"])
 def test_a_deadlock_across_hosts_is_proved_in_seconds(kind: str, pair: Pair) -> None:
     """No host has two ranks, so none can prove it by itself; the run then continues."""

@@ -153,7 +153,9 @@ def test_a_stuck_interpreter_shows_the_native_code_it_is_in(
     until("R", pids[0])
 
 
-@pytest.mark.parametrize("text", [IGNORING, BLOCKING], ids=["ignores", "blocks"])
+@pytest.mark.parametrize(
+    "text", [IGNORING, pytest.param(BLOCKING, marks=pytest.mark.full)], ids=["ignores", "blocks"]
+)
 def test_a_rank_that_ignores_the_signal_yields_its_line(
     start: Callable[[int, str], int], incident: Path, text: str
 ) -> None:

@@ -17,17 +17,10 @@ from support.runs import BIN, QUIET, SCRIPTS, WITH_SCRIPTS, Runs, digest, specia
 STEPS = ("--max-steps", "12", "--save-steps", "4")
 
 
-@pytest.mark.parametrize(
-    "script",
-    [
-        "grpo.py",
-        pytest.param("sft_then_grpo.py", marks=pytest.mark.full),
-        pytest.param("rloo.py", marks=pytest.mark.full),
-        pytest.param("sft.py", marks=pytest.mark.full),
-    ],
-)
+@pytest.mark.parametrize("script", ["grpo.py", "sft_then_grpo.py", "rloo.py", "sft.py"])
+@pytest.mark.full
 def test_weights_equal_torchruns(script: str, runs: Runs, tmp_path: Path) -> None:
-    """An undisturbed supervised run ends with torchrun's weights."""
+    """An undisturbed supervised run ends with the weights of torchrun; see `test_output_in_pipes.py` too."""
     run = runs("--nproc-per-node", "2", str(SCRIPTS / script), "--output-dir", "ours", *STEPS).start().ended()
     assert digest(tmp_path / "ours") == undisturbed(script, 12)
     status = run.status()
@@ -106,6 +99,7 @@ def test_ranks_start_with_the_libraries_that_a_step_imports(runs: Runs, tmp_path
     assert (tmp_path / "new.txt").read_text().split() == ["tiny"]  # a module beside the test scripts
 
 
+@pytest.mark.full
 def test_fresh_interpreters_recover_with_equal_weights(runs: Runs, tmp_path: Path) -> None:
     """With `--no-preload`, a killed rank of a loop, which imports torch and no Trainer, resumes to the same
     numbers.
@@ -133,7 +127,7 @@ def test_fresh_interpreters_of_a_trainer_recover_with_equal_weights(runs: Runs, 
     assert len(run.status()["recoveries"]) == 1
 
 
-@pytest.mark.parametrize("preload", [[], ["--no-preload"]])
+@pytest.mark.parametrize("preload", [[], pytest.param(["--no-preload"], marks=pytest.mark.full)])
 def test_ranks_inherit_standard_input(preload: list[str], tmp_path: Path) -> None:
     """As under torchrun: what is piped into the command can be read by the script."""
     (tmp_path / "read.py").write_text(
@@ -148,7 +142,7 @@ def test_ranks_inherit_standard_input(preload: list[str], tmp_path: Path) -> Non
     assert (tmp_path / "seen").read_text() == "one\ntwo\n"
 
 
-@pytest.mark.parametrize("preload", [[], ["--no-preload"]])
+@pytest.mark.parametrize("preload", [pytest.param([], marks=pytest.mark.full), ["--no-preload"]])
 def test_ranks_are_bound_and_shown_and_recorded_as_torchruns_options_say(
     preload: list[str], tmp_path: Path
 ) -> None:
@@ -190,7 +184,8 @@ def _cpu_seconds(pid: int) -> float:
 @pytest.mark.parametrize(
     ("delay_seconds", "number"),
     [
-        pytest.param(0.1, signal.SIGHUP, marks=pytest.mark.full), (0.6, signal.SIGINT), (1.3, signal.SIGTERM),
+        pytest.param(0.1, signal.SIGHUP, marks=pytest.mark.full), (0.6, signal.SIGINT),
+        pytest.param(1.3, signal.SIGTERM, marks=pytest.mark.full),
         pytest.param(2.3, signal.SIGINT, marks=pytest.mark.full),
     ],
 )  # fmt: skip

@@ -130,7 +130,10 @@ def test_a_live_run_exports_its_ranks(tmp_path: Path) -> None:
         run.close()
 
 
-@pytest.mark.parametrize(("code", "exit_code", "state"), [(0, 0, "finished"), (3, 93, "failed")])
+@pytest.mark.parametrize(
+    ("code", "exit_code", "state"),
+    [pytest.param(0, 0, "finished", marks=pytest.mark.full), (3, 93, "failed")],
+)
 def test_a_regular_scraper_learns_how_a_run_ended(
     tmp_path: Path, code: int, exit_code: int, state: str
 ) -> None:

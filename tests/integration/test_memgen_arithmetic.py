@@ -40,9 +40,8 @@ def lines_of(output: Path) -> list[str]:
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize(
-    "calls", [pytest.param((2,), id="one"), pytest.param((1, 2, 3), id="each", marks=pytest.mark.full)]
-)
+@pytest.mark.full
+@pytest.mark.parametrize("calls", [pytest.param((2,), id="one"), pytest.param((1, 2, 3), id="each")])
 def test_a_recipe_killed_in_a_training_and_in_the_evaluation_ends_like_the_undisturbed_one(
     calls: tuple[int, ...], tmp_path: Path
 ) -> None:

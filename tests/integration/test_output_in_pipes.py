@@ -179,7 +179,7 @@ def test_a_reader_that_goes_away_does_not_end_the_run(tmp_path: Path) -> None:
     assert b"Finished" in run.content[1]
 
 
-@pytest.mark.parametrize("merged", [True, False])
+@pytest.mark.parametrize("merged", [True, pytest.param(False, marks=pytest.mark.full)])
 def test_both_streams_in_one_pipe_keep_the_order_of_the_writes(tmp_path: Path, merged: bool) -> None:
     """As in the log of a Slurm job; in two pipes each has its own."""
     run = launch(

@@ -58,7 +58,9 @@ def test_fsdp_on_cpu_without_the_shim_is_ddp_and_is_detected(tmp_path: Path) -> 
         check_took_effect("FSDP", found, world_size=RANKS)
 
 
-@pytest.mark.parametrize("mode", ["ddp", "zero2", "fsdp2", pytest.param("zero3", marks=pytest.mark.full)])
+@pytest.mark.parametrize(
+    "mode", ["zero2", "fsdp2", *(pytest.param(mode, marks=pytest.mark.full) for mode in ("ddp", "zero3"))]
+)
 def test_environment_equals_accelerate_launch(
     mode: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

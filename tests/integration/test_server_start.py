@@ -54,10 +54,11 @@ assert b"TOKEN=x" in open(f"/proc/{upstream.forkserver_pid()}/environ", "rb").re
         ),
         ("while True: pass", "2", "took more than 2 s: ranks start as fresh interpreters'] 0 False"),
         ("import os; os._exit(3)", "60", "has exited: ranks start as fresh interpreters'] 0 False"),
-        (
+        pytest.param(
             "import os; os.kill(os.getpid(), 11)",
             "60",
             "has exited: ranks start as fresh interpreters'] 0 False",
+            marks=pytest.mark.full,
         ),
     ],
 )

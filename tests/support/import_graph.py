@@ -5,18 +5,19 @@ Used by the tests of the documentation and by `make generated`. Runs no code of 
 
 from __future__ import annotations
 
-import ast
+import functools
 import re
 from collections import defaultdict
 from collections.abc import Mapping
 from pathlib import Path
 
-from support.imports import FILES, PACKAGES, REPOSITORY, edges
+from support.imports import FILES, PACKAGES, REPOSITORY, edges, facts
 
 PAGE = REPOSITORY / "docs" / "internals" / "architecture.md"
 Graph = Mapping[str, set[str]]
 
 
+@functools.cache
 def folders() -> list[Path]:
     """Every folder of the packages that holds Python files, the packages first."""
     found = {
@@ -112,9 +113,7 @@ def folder_table() -> str:
     rows = ["| folder | files | what it holds |", "|---|---|---|"]
     for folder in folders():
         files = [path for path in (REPOSITORY / folder).glob("*.py") if path.name != "__init__.py"]
-        docstring = ast.get_docstring(
-            ast.parse((REPOSITORY / folder / "__init__.py").read_text(encoding="utf-8"))
-        )
+        docstring = facts(REPOSITORY / folder / "__init__.py").docstrings[0]
         assert docstring, f"{folder}/__init__.py has no docstring"
         rows.append(f"| `{folder}/` | {len(files)} | {' '.join(docstring.split(chr(10) * 2)[0].split())} |")
     return "\n".join(rows)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import functools
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -26,28 +27,55 @@ def sources() -> Iterator[tuple[str, Path]]:
 FILES = dict(sources())
 
 
-def nodes(tree: ast.AST, *, module_level: bool) -> Iterator[ast.AST]:
-    """Yield all nodes, or only those executed on import (without function bodies and type-checking
+def nodes(of: ast.AST, *, module_level: bool) -> Iterator[ast.AST]:
+    """Yield all statements, or only those executed on import (without function bodies and type-checking
     blocks).
     """
-    for child in ast.iter_child_nodes(tree):
-        if module_level and isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
-            continue
-        if module_level and isinstance(child, ast.If) and "TYPE_CHECKING" in ast.dump(child.test):
-            continue
-        yield child
-        yield from nodes(child, module_level=module_level)
+    waiting = [of]
+    while waiting:
+        for child in ast.iter_child_nodes(waiting.pop()):
+            if isinstance(child, ast.expr):
+                continue
+            if module_level and isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef)):
+                continue
+            if module_level and isinstance(child, ast.If) and "TYPE_CHECKING" in ast.dump(child.test):
+                continue
+            yield child
+            waiting.append(child)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Facts:
+    """What the checks read of a source. Trees are not kept: each garbage collection would visit them."""
+
+    imports: frozenset[str]
+    imports_at_module_level: frozenset[str]
+    docstrings: tuple[str, ...]
 
 
 @functools.cache
+def facts(path: Path) -> Facts:
+    """Parse a source once for all checks."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    kinds = (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    documented = [node for node in nodes(tree, module_level=False) if isinstance(node, kinds)]
+    return Facts(
+        imports=_imports(path, nodes(tree, module_level=False)),
+        imports_at_module_level=_imports(path, nodes(tree, module_level=True)),
+        docstrings=tuple(ast.get_docstring(node) or "" for node in (tree, *documented)),
+    )
+
+
 def imports(name: str, *, module_level: bool = False) -> frozenset[str]:
     """Return the dotted names that a module of ours imports; for `from a import b`, both `a` and `a.b`."""
-    path = FILES[name]
-    package = ["grpo_run", *name.split(".")]
-    if path.name != "__init__.py":
-        package.pop()
+    found = facts(FILES[name])
+    return found.imports_at_module_level if module_level else found.imports
+
+
+def _imports(path: Path, statements: Iterator[ast.AST]) -> frozenset[str]:
+    package = ["grpo_run", *path.relative_to(REPOSITORY).parent.parts]
     found: set[str] = set()
-    for node in nodes(ast.parse(path.read_text(encoding="utf-8")), module_level=module_level):
+    for node in statements:
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
@@ -57,6 +85,7 @@ def imports(name: str, *, module_level: bool = False) -> frozenset[str]:
     return frozenset(found)
 
 
+@functools.cache
 def edges(name: str) -> set[str]:
     """Return the modules of ours that a module imports, also inside functions.
 

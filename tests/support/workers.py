@@ -8,6 +8,7 @@ share of it. Other tests are collected by all workers and given out as workers b
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +20,17 @@ RUNTIME = UNIT / "runtime"
 RANK, FEATURES = RUNTIME / "rank", RUNTIME / "features"
 DIVIDED = (UNIT, RUNTIME, RANK, FEATURES)
 """Folders whose entries are given out one by one."""
-NEED_TORCH = (RANK, FEATURES, RUNTIME / "planning", RUNTIME / "upstream", UNIT / "trainers")
-"""Folders of which most tests import torch."""
+NEED_TORCH = (
+    RANK, FEATURES, RUNTIME / "checkpoints", RUNTIME / "launch", RUNTIME / "planning", RUNTIME / "upstream",
+    UNIT / "trainers",
+)  # fmt: skip
+"""Folders of which most tests import torch, or one accelerate or transformers."""
 SECONDS = {
-    "cli": 20, "dashboards": 11, "watchdog": 11, "test_documentation.py": 2, "trainers": 13,
-    "runtime/checkpoints": 6, "runtime/launching": 7, "runtime/planning": 10, "runtime/supervisor": 17,
-    "runtime/features/caps": 8, "runtime/features/masking": 5, "runtime/features/phase_growth": 4,
-    "runtime/features/reward_workers": 20, "runtime/rank/saving": 4, "runtime/rank/test_restoring.py": 3,
+    "cli": 11, "dashboards": 9, "watchdog": 9, "test_documentation.py": 2, "trainers": 7,
+    "runtime/checkpoints": 4, "runtime/launching": 6, "runtime/planning": 10, "runtime/supervisor": 16,
+    "runtime/features/caps": 7, "runtime/features/masking": 5, "runtime/features/phase_growth": 4,
+    "runtime/features/reward_workers": 8, "runtime/rank/saving": 4, "runtime/rank/test_restoring.py": 2,
+    "runtime/rank/test_host_snapshots.py": 2,
 }  # fmt: skip
 """CPU time of the slowest folders and files of `tests/unit`, child processes included."""
 BYTES_PER_SECOND = 30_000
@@ -44,6 +49,7 @@ IMPORTING = (
 Without `test_reward_workers.py`, whose workers are forks of pytest with a limit of memory."""
 TOGETHER = (
     "integration/test_bad_input.py",
+    "integration/test_fresh_interpreter.py",
     "integration/test_prometheus.py",
     "integration/test_rank_is_torchruns.py",
     "integration/test_reward_workers.py",
@@ -135,8 +141,11 @@ def all_unit_tests(config: pytest.Config) -> bool:
     return [Path(argument).absolute() for argument in config.args] == [UNIT]
 
 
+@functools.cache
 def shares(count: int) -> list[set[Path]]:
     """Divide the folders and files in `tests/unit` into `count` shares of about equal CPU time.
+
+    Once: it is asked for each entry of the folders, and reads all of them.
 
     What needs torch is divided into two parts, so that the other workers do not import it.
     """

@@ -26,8 +26,9 @@ def _one_thread() -> None:
 
 
 @pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The working directory: `train.py` in it, no runs."""
+def here(tmp_path: Path, make_folder: Callable[[], Path], monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The working directory: `train.py` in it, no runs, also none of other tests in the user's registry."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(make_folder()))
     for name in list(os.environ):
         if name.startswith(("ACCELERATE_", "FSDP_", "OMP_")):
             monkeypatch.delenv(name)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import ast
 import re
 from pathlib import Path
 
 import pytest
 from support import command_line_page
 from support.import_graph import PACKAGES, PAGE, REPOSITORY, page, reduced
+from support.imports import facts
 
 DOCS = REPOSITORY / "docs"
 PAGES = [REPOSITORY / "README.md", *sorted(DOCS.rglob("*.md"))]
@@ -96,7 +96,7 @@ def test_every_module_that_a_docstring_names_exists() -> None:
         (str(file.relative_to(REPOSITORY)), name)
         for package in PACKAGES
         for file in (REPOSITORY / package).rglob("*.py")
-        for name in re.findall(r"(?<!`)`([\w/]+\.py)`(?!`)", "\n".join(docstrings(file)))
+        for name in re.findall(r"(?<!`)`([\w/]+\.py)`(?!`)", "\n".join(facts(file).docstrings))
         if not (file.parent / name).exists() and not (REPOSITORY / name).exists() and name not in NO_MODULES
     }
     assert missing == set()
@@ -104,10 +104,3 @@ def test_every_module_that_a_docstring_names_exists() -> None:
 
 NO_MODULES = {"train.py", "script.py", "reward.py", "rewards.py", "trl/trainer/grpo_trainer.py"}
 """Names that stand for files of a user or of a library."""
-
-
-def docstrings(file: Path) -> list[str]:
-    """Return the docstrings of a module, its classes and its functions."""
-    tree = ast.parse(file.read_text(encoding="utf-8"))
-    kinds = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
-    return [ast.get_docstring(node) or "" for node in ast.walk(tree) if isinstance(node, kinds)]

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 
@@ -87,19 +87,17 @@ def test_a_run_is_followed_until_it_ends(
     printed: RunDirectory, owned: int, monkeypatch: pytest.MonkeyPatch, capsys: Captured
 ) -> None:
     """Also over a new attempt; a last line without an end is printed, too."""
-    monkeypatch.setattr(module, "POLL_SECONDS", 0.02)
 
-    def train() -> None:
-        time.sleep(0.1)
-        printed.attempt(2).mkdir()
-        (printed.attempt(2) / "rank0.log").write_text("again\nlast")
-        time.sleep(0.1)
-        os.close(owned)
+    def train(seconds: float) -> None:
+        """What happens between two looks: a new attempt, then the end."""
+        if printed.attempt(2).exists():
+            os.close(owned)
+        else:
+            printed.attempt(2).mkdir()
+            (printed.attempt(2) / "rank0.log").write_text("again\nlast")
 
-    thread = threading.Thread(target=train)
-    thread.start()
+    monkeypatch.setattr(module, "time", SimpleNamespace(time=time.time, sleep=train))
     assert main(["logs", "-f", "-n", "1"]) == 0
-    thread.join(10.0)
     assert capsys.readouterr().out.splitlines() == [
         "[rank0] 002", "[rank1] 012", "--- attempt 1 ---", "[rank0] 102", "[rank1] 112",
         "--- attempt 2 ---", "[rank0] again", "[rank0] last",

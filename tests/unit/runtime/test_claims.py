@@ -55,7 +55,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("claims")
 
 
-@settings(max_examples=200)
+@settings(max_examples=3 * settings.default.max_examples)
 @given(
     number=st.integers(0, 2**62), kind=st.sampled_from(KINDS), killed=st.booleans(), at_once=st.booleans(),
     through_link=st.booleans(), other_directory=st.booleans(),
@@ -64,7 +64,7 @@ def test_of_two_launches_one_trains_and_the_other_names_it(
     folder: Path, *, number: int, kind: str, killed: bool, at_once: bool, through_link: bool,
     other_directory: bool,
 ) -> None:  # fmt: skip
-    """200 pairs: the same command, other arguments, `--fresh`, `--resume-from`; one killed; in one moment;
+    """Pairs: the same command, other arguments, `--fresh`, `--resume-from`; one killed; in one moment;
     through a symbolic link; in different directories. Never are two live in one directory.
     """
     home = folder / f"{number}-{KINDS.index(kind)}{killed:d}{at_once:d}{through_link:d}{other_directory:d}"

@@ -7,16 +7,6 @@ from support.builders.watchdog.slots import make_slot
 from grpo_run.watchdog.observation import OpenPhase, Phase, RankState, all_done
 
 
-def test_the_phase_is_the_innermost_open_one() -> None:
-    """Phases nest."""
-    assert make_slot(0).phase is Phase.generate
-
-
-def test_before_the_first_phase_there_is_none() -> None:
-    """It is not `idle`: nothing is known yet."""
-    assert make_slot(0, phases=()).phase is None
-
-
 def test_the_names_of_phases_are_fixed() -> None:
     """They are metric labels."""
     names = """startup data generate reward score forward_backward optimizer vote checkpoint eval cleanup idle
@@ -33,11 +23,6 @@ def test_the_innermost_open_callback_is_named() -> None:
         "Judge.on_step_end", Phase.eval, "Judge.on_step_end", Phase.eval,
     )  # fmt: skip
     assert make_slot(0).callback == ""
-
-
-def test_no_phase_is_zero() -> None:
-    """An unwritten slot contains zeros."""
-    assert 0 not in {int(phase) for phase in Phase}
 
 
 def test_a_run_is_done_when_every_rank_is() -> None:

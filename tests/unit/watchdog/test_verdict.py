@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
-
-import pytest
 
 from grpo_run.watchdog.causes import Cause
 from grpo_run.watchdog.verdict import Location, Verdict
@@ -23,26 +20,7 @@ def make_verdict(**changes: Any) -> Verdict:
     return Verdict(**(fields | changes))
 
 
-@pytest.mark.parametrize(("culprits", "one"), [((), None), ((3,), 3), ((1, 2), None)])
-def test_the_culprit_is_set_if_there_is_exactly_one(culprits: tuple[int, ...], one: int | None) -> None:
-    """It is None with several culprits or none."""
-    assert make_verdict(culprits=culprits).culprit == one
-
-
 def test_the_json_has_the_documented_keys() -> None:
     """`verdict.json` has every documented key."""
     contract = "schema cause culprits phase step confidence sentence location waiters mismatch tried advice"
     assert set(contract.split()) <= set(make_verdict().as_json())
-
-
-def test_the_json_survives_a_round_trip() -> None:
-    """Encoding and decoding change nothing."""
-    value = make_verdict().as_json()
-    assert json.loads(json.dumps(value)) == value
-    assert value["cause"] == "exception"
-    assert value["location"] == {"file": "t.py", "line": 3, "function": "reward"}
-
-
-def test_an_unknown_location_is_null() -> None:
-    """No file is invented."""
-    assert make_verdict(location=None).as_json()["location"] is None

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from grpo_run.dashboards.metrics import connections as module
 from grpo_run.dashboards.metrics.server import MetricsServer, start
@@ -106,7 +107,7 @@ def test_an_exception_is_answered_and_the_server_goes_on(
     def fail() -> None:
         raise KeyError("rank")
 
-    with monkeypatch.context() as patch:
+    with monkeypatch.context() as patch, capture_logs():  # drawing a traceback takes half a second
         patch.setattr(server._collector, "announce_scraper", fail)
         scrape = b"GET /metrics HTTP/1.0\r\nX-Prometheus-Scrape-Timeout-Seconds: 10\r\n\r\n"
         assert status_of(server, scrape) == 500

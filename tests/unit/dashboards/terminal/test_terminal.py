@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
@@ -55,11 +56,11 @@ def test_the_progress_line_is_printed_in_a_pipe(screen: Open, monkeypatch: pytes
     made = Screen(width=None, shown=frozenset())
     made.terminal.start(made.status)
     while not made.lines():
-        pass
+        time.sleep(0.001)
     made.terminal._stop.wait(0.1)
     made.history.step = 8
     while len(made.lines()) < 2:
-        pass
+        time.sleep(0.001)
     made.terminal.stop()
     assert made.lines() == ["grpo-run: step 7 · 2 ranks", "grpo-run: step 8 · 2 ranks"]
 
@@ -70,14 +71,14 @@ def test_an_unchanged_progress_line_is_not_drawn_again(monkeypatch: pytest.Monke
     made = Screen(width=80, shown=frozenset())
     made.terminal.start(made.status)
     while "step 7" not in made.stderr.getvalue():
-        pass
+        time.sleep(0.001)
     made.terminal._stop.wait(0.05)
     drawn = made.stderr.getvalue()
     made.terminal._stop.wait(0.5)  # rich by itself would draw four times a second
     assert made.stderr.getvalue() == drawn
     made.history.step = 8
     while "step 8" not in made.stderr.getvalue():
-        pass
+        time.sleep(0.001)
     made.terminal.stop()
 
 
@@ -100,7 +101,7 @@ def test_the_snapshot_interval_is_printed_once(
     made.terminal.start(made.status)
     made.history.snapshot_interval = interval
     while printed and not any("snapshot is" in line for line in made.lines()):
-        pass
+        time.sleep(0.001)
     made.history.snapshot_interval = 60 if printed else interval
     made.terminal._stop.wait(0.1)
     made.terminal.stop()

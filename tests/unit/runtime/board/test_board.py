@@ -37,12 +37,6 @@ def test_a_slot_identifies_its_rank(board: Board, writer: SlotWriter) -> None:
     assert slot.phases == ()
 
 
-def test_a_slot_never_written_is_unknown(board: Board) -> None:
-    """It is not read as a healthy rank at step 0."""
-    assert board.read(0) is None
-    assert board.read_all() == [None, None]
-
-
 def test_the_file_is_private(tmp_path: Path) -> None:
     """Its mode is 0600 for any umask."""
     before = os.umask(0)
@@ -97,15 +91,6 @@ def test_a_slot_index_out_of_range_is_rejected(board: Board) -> None:
     for index in (-1, 2):
         with pytest.raises(IndexError):
             board.writer(index, rank=0, pid=1, attempt=0)
-
-
-def test_a_new_attempt_starts_with_an_empty_board(board: Board, writer: SlotWriter) -> None:
-    """Slots are unknown, the stop request is cleared, and the attempt's number is the new one."""
-    board.request_stop()
-    board.begin_attempt(4)
-    assert board.read_all() == [None, None]
-    assert board.requests[0] is False
-    assert board.attempt == 4
 
 
 def test_the_collective_log_belongs_to_its_slot(board: Board, writer: SlotWriter) -> None:
@@ -172,8 +157,8 @@ def test_the_last_entry_on_a_device_may_be_in_progress(
     assert may_wait(board) is (progress is CollectiveProgress.waiting)
 
 
-def test_a_new_attempt_has_no_log_and_no_durations(board: Board, writer: SlotWriter) -> None:
-    """Neither does a slot that is claimed again in the same attempt."""
+def test_a_new_attempt_begins_with_an_empty_board(board: Board, writer: SlotWriter) -> None:
+    """Without slots, requests, log and durations; as does a slot that is claimed again in one attempt."""
 
     def fill(writer: SlotWriter) -> None:
         writer.replace(Phase.data)
@@ -186,8 +171,11 @@ def test_a_new_attempt_has_no_log_and_no_durations(board: Board, writer: SlotWri
     fill(board.writer(1, rank=5, pid=4712, attempt=3))
     assert board.durations(1)[Phase.data].count == 0
     assert len(board.collective_log(1)) == 1
+    board.request_stop()
     board.begin_attempt(4)
     assert (board.collective_log(1), board.durations(1)) == ((), {})
+    assert board.read_all() == [None, None]
+    assert (board.attempt, board.requests[0]) == (4, False)
 
 
 @pytest.mark.parametrize("size", [0, 8, HEADER_BYTES, HEADER_BYTES + SLOT_BYTES + 1000])

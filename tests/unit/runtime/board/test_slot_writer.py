@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -36,10 +37,10 @@ FIELDS = {
 
 @given(values=st.fixed_dictionaries(FIELDS))
 def test_every_field_is_read_as_it_was_written(
-    tmp_path_factory: pytest.TempPathFactory, values: dict[str, object]
+    make_folder: Callable[[], Path], values: dict[str, object]
 ) -> None:
     """The test covers the full range of each field."""
-    board = Board.create(tmp_path_factory.mktemp("board") / "board.mmap", 1)
+    board = Board.create(make_folder() / "board.mmap", 1)
     writer = board.writer(0, rank=0, pid=1, attempt=0)
     for name, value in values.items():
         setattr(writer, name, value)
@@ -61,10 +62,10 @@ def test_times_are_monotonic_seconds(board: Board, writer: SlotWriter) -> None:
 
 @given(values=st.dictionaries(st.sampled_from(LOGGED_FIELDS), FLOAT))
 def test_what_was_logged_is_read_and_the_rest_is_nan(
-    tmp_path_factory: pytest.TempPathFactory, values: dict[str, float]
+    make_folder: Callable[[], Path], values: dict[str, float]
 ) -> None:
     """Zero would be a value. What is logged later does not change other fields."""
-    board = Board.create(tmp_path_factory.mktemp("board") / "board.mmap", 1)
+    board = Board.create(make_folder() / "board.mmap", 1)
     writer = board.writer(0, rank=0, pid=1, attempt=0)
     for field, value in values.items():
         writer.log({field: value})

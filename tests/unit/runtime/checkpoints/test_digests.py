@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -20,10 +21,10 @@ from grpo_run.runtime.errors import CheckpointError
 
 @given(data=st.data())
 def test_a_flipped_bit_in_any_file_fails_verification(
-    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+    make_folder: Callable[[], Path], data: st.DataObject
 ) -> None:
     """The error names the file."""
-    path = tmp_path_factory.mktemp("flip") / "checkpoint-5"
+    path = make_folder() / "checkpoint-5"
     manifest = publish(path)
     name = data.draw(st.sampled_from([name for name, content in FILES.items() if content]))
     content = bytearray(FILES[name])

@@ -50,11 +50,9 @@ def test_every_line_has_the_common_keys(journal: Journal, tmp_path: Path, events
 
 
 @given(value=JSON)
-def test_fields_are_read_as_they_were_written(
-    tmp_path_factory: pytest.TempPathFactory, value: object
-) -> None:
+def test_fields_are_read_as_they_were_written(make_folder: Callable[[], Path], value: object) -> None:
     """Any JSON value."""
-    path = tmp_path_factory.mktemp("journal") / "journal.jsonl"
+    path = make_folder() / "journal.jsonl"
     Journal(path, "run-1").write(Anything(value=value))
     assert [record["value"] for record in read_records(path)] == [value]
 

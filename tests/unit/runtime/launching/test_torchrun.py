@@ -165,6 +165,7 @@ def test_the_shutdown_timeout_yields_to_the_stop_timeout(
     assert (timeouts.stop_seconds, timeouts.handler_seconds) == (40, 40)
 
 
+@pytest.mark.full  # asks torch in another process
 @pytest.mark.usefixtures("here")
 def test_numa_binding_is_refused_where_torch_cannot_do_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """Here for want of `numactl`, or of a GPU."""

@@ -83,10 +83,10 @@ def test_a_missing_file_has_no_lines(tmp_path: Path) -> None:
     cuts=st.lists(st.integers(0, 400), max_size=6),
 )
 def test_lines_do_not_depend_on_how_the_text_arrives(
-    tmp_path_factory: pytest.TempPathFactory, lines: list[str], cuts: list[int]
+    make_folder: Callable[[], Path], lines: list[str], cuts: list[int]
 ) -> None:
     """The text may be split at any byte."""
-    log = tmp_path_factory.mktemp("output") / "rank0.log"
+    log = make_folder() / "rank0.log"
     log.touch()
     content = "".join(line + "\n" for line in lines).encode()
     follower, found, last = FileFollower(log, by_lines=True), [], 0
@@ -153,10 +153,10 @@ def test_a_line_that_does_not_end_is_passed_on_after_a_while(
     st.lists(st.integers(0, 30), max_size=8),
 )
 def test_nothing_is_lost_or_added_however_the_bytes_arrive(
-    tmp_path_factory: pytest.TempPathFactory, parts: list[bytes], cuts: list[int]
+    make_folder: Callable[[], Path], parts: list[bytes], cuts: list[int]
 ) -> None:
     """The bytes that are passed on are the file's."""
-    log = tmp_path_factory.mktemp("output") / "rank0.log"
+    log = make_folder() / "rank0.log"
     follower, found, last = FileFollower(log), b"", 0
     for cut in [*sorted(cuts), len(parts)]:
         append(log, b"".join(parts[last:cut]))

@@ -1,4 +1,8 @@
-"""Private behavior of accelerate that grpo-run relies on; a failed test names what changed."""
+"""Private behavior of accelerate that grpo-run relies on; a failed test names what changed.
+
+That the environment is accelerate's is tested in `integration/test_parallel_modes_plain.py`, and that private
+functions have their parameters in `test_releases.py`.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +11,6 @@ import inspect
 import accelerate.state
 import pytest
 from accelerate.commands import launch
-from accelerate.utils import launch as prepare
 from shims import fsdp_on_cpu
 
 from grpo_run.runtime.upstream.accelerate_launch import LAUNCHER_KEYS, PREFIXES
@@ -23,48 +26,6 @@ def test_the_parser_accepts_our_arguments() -> None:
         vars(arguments)
     )
     assert set(vars(arguments)) >= LAUNCHER_KEYS - {"deepspeed_hostfile"}
-
-
-def test_the_validation_returns_three_values() -> None:
-    """Arguments, the file's defaults, and whether mixed precision came from the file."""
-    source = inspect.getsource(launch._validate_launch_command)
-    assert "return args, defaults, mp_from_config_flag" in source
-
-
-def test_launch_selects_the_environment_as_we_do() -> None:
-    """`_prepare_function` repeats these branches."""
-    source = inspect.getsource(launch.launch_command)
-    order = [
-        "if args.use_deepspeed and not args.cpu",
-        'deepspeed_fields_from_accelerate_config.append("mixed_precision")',
-        "deepspeed_launcher(args)",
-        "elif args.use_fsdp and not args.cpu",
-        "multi_gpu_launcher(args)",
-        "elif args.multi_gpu and not args.cpu",
-        "simple_launcher(args)",
-    ]
-    places = [source.find(statement) for statement in order]
-    assert -1 not in places
-    assert places == sorted(places)
-    for launcher, function in (
-        (launch.deepspeed_launcher, "prepare_deepspeed_cmd_env(args)"),
-        (launch.multi_gpu_launcher, "prepare_multi_gpu_env(args)"),
-        (launch.simple_launcher, "prepare_simple_launcher_cmd_env(args)"),
-    ):
-        assert function in inspect.getsource(launcher)
-
-
-def test_the_prepare_functions_take_one_argument() -> None:
-    """The two functions that return a command return it first."""
-    for function in (
-        prepare.prepare_deepspeed_cmd_env,
-        prepare.prepare_multi_gpu_env,
-        prepare.prepare_simple_launcher_cmd_env,
-    ):
-        assert list(inspect.signature(function).parameters) == ["args"]
-    assert "return cmd, current_env" in inspect.getsource(prepare.prepare_deepspeed_cmd_env)
-    assert "return cmd, current_env" in inspect.getsource(prepare.prepare_simple_launcher_cmd_env)
-    assert "return current_env" in inspect.getsource(prepare.prepare_multi_gpu_env)
 
 
 def test_the_sections_are_merged_with_the_same_prefixes() -> None:

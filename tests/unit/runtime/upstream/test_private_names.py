@@ -23,6 +23,8 @@ def private_names(source: str) -> Iterator[str]:
     modules.
     """
     bound: dict[str, str] = {}
+    if not any(name in source for name in LIBRARIES):
+        return
     nodes = list(ast.walk(ast.parse(source)))
     for node in nodes:
         if isinstance(node, ast.Import):

@@ -1,4 +1,4 @@
-"""What transformers' and TRL's trainers still have."""
+"""What the code of transformers' and TRL's trainers still does; their names are in `test_releases.py`."""
 
 from __future__ import annotations
 
@@ -40,12 +40,6 @@ def assigned(function: ast.FunctionDef) -> set[str]:
         for node in ast.walk(function)
         if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)
     }
-
-
-@pytest.mark.parametrize("name", [*trainer_names.TRAINER_METHODS, "train", "evaluate", "training_step"])
-def test_the_trainer_has_the_method(name: str) -> None:
-    """The guard wraps or replaces it."""
-    assert name in methods("transformers", "trainer.py", "Trainer")
 
 
 def test_what_scripts_that_train_by_themselves_call_is_public() -> None:
@@ -91,15 +85,6 @@ def test_rotation_takes_the_limit_and_the_best_checkpoint() -> None:
 TRL_TRAINERS = [("grpo_trainer", "GRPOTrainer"), ("rloo_trainer", "RLOOTrainer")]
 
 
-@pytest.mark.parametrize(("file", "name"), TRL_TRAINERS)
-def test_trl_trainers_have_the_methods_and_attributes(file: str, name: str) -> None:
-    """Methods are marked as phases; the exact state saves attributes that TRL does not."""
-    found = methods("trl", f"trainer/{file}.py", name)
-    assert set(trainer_names.ROLLOUT_METHODS) <= found.keys()
-    saved = {trainer_names.MICRO_STEP, trainer_names.BUFFERED_INPUTS, *trainer_names.TABLES}
-    assert {*saved, "num_iterations"} <= assigned(found["__init__"])
-
-
 @pytest.mark.parametrize("name", trainer_names.TRAINER_ATTRIBUTES)
 def test_the_trainer_sets_the_attribute_before_training(name: str) -> None:
     """Before `on_train_begin`, where the guard restores it."""
@@ -134,12 +119,6 @@ def test_a_rollout_is_generated_when_the_last_one_is_used_up(file: str, name: st
     assert "generate_every = self.args.steps_per_generation * self.num_iterations" in source
     assert "if self._step % generate_every == 0 or self._buffered_inputs is None:" in source
     assert "self._buffered_inputs[self._step % self.args.steps_per_generation]" in source
-
-
-def test_sft_collects_metrics_under_the_same_name() -> None:
-    """It has no rollouts, and counts the tokens it has trained on."""
-    found = assigned(methods("trl", "trainer/sft_trainer.py", "SFTTrainer")["__init__"])
-    assert {trainer_names.METRICS, trainer_names.TRAIN_TOKENS} <= found
 
 
 def returned_keys(function: ast.FunctionDef) -> set[str]:
@@ -208,21 +187,3 @@ def test_known_trainers_and_their_configurations_are_where_they_are_looked_for(k
     for module, name in ((known.module, known.name), (known.configuration_module, known.configuration)):
         package, _, rest = module.partition(".")
         assert methods(package, f"{rest.replace('.', '/')}.py", name)
-
-
-@pytest.mark.parametrize(("file", "name"), TRL_TRAINERS)
-def test_generation_returns_prompts_and_completions_first(file: str, name: str) -> None:
-    generate = methods("trl", f"trainer/{file}.py", name)[trainer_names.GENERATE]
-    returned = [node.value for node in ast.walk(generate) if isinstance(node, ast.Return)]
-    assert returned
-    for value in returned:
-        assert isinstance(value, ast.Tuple)
-        names = [one.id for one in value.elts if isinstance(one, ast.Name)]
-        assert names[rollout_names.PROMPTS] == "prompt_ids"
-        assert names[rollout_names.COMPLETIONS] == "completion_ids"
-
-
-def test_the_training_loop_sets_what_a_loss_is_divided_by() -> None:
-    assert rollout_names.ACCUMULATION in assigned(
-        methods("transformers", "trainer.py", "Trainer")["_run_epoch"]
-    )

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import torch
@@ -59,19 +57,6 @@ def test_model_and_tokenizer_can_be_saved_and_loaded(tmp_path: Path) -> None:
 
 
 TEXTS = [f"Ann has {count} apples, and £{count * 7} in “her” bag.\n#### {count * 8}" for count in range(200)]
-
-
-def test_another_process_learns_the_same_tokenizer() -> None:
-    """Every rank builds it, also after a restart, with other seeds of its hash tables."""
-    code = (
-        "from grpo_run.trainers.recipes.tiny import learned_tokenizer;"
-        "texts = [f'Ann has {count} apples, and £{count * 7} in “her” bag.\\n#### {count * 8}'"
-        " for count in range(200)];"
-        "print(learned_tokenizer(texts).backend_tokenizer.to_str())"
-    )
-    command = [sys.executable, "-P", "-c", code]
-    printed = subprocess.run(command, check=True, capture_output=True, text=True, timeout=120).stdout.strip()
-    assert printed == learned_tokenizer(TEXTS).backend_tokenizer.to_str()
 
 
 def test_a_learned_tokenizer_encodes_any_text_in_fewer_tokens() -> None:

@@ -138,7 +138,7 @@ class Ranks:
         return prove(positions, world_size=len(self.program))
 
 
-@settings(max_examples=300)
+@settings(max_examples=5 * settings.default.max_examples)
 @given(st.integers(0, 2**40))
 def test_no_instant_of_a_program_that_finishes_is_a_deadlock(seed: int) -> None:
     """Ranks move in a random order, and one or two of them only if no other can."""

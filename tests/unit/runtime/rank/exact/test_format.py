@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -91,9 +92,9 @@ def test_a_missing_or_invalid_file_is_rejected(content: bytes | None, message: s
 
 
 @given(cut=st.floats(min_value=0, max_value=0.999))
-def test_a_truncated_file_is_rejected(cut: float, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_a_truncated_file_is_rejected(cut: float, make_folder: Callable[[], Path]) -> None:
     """Holds for both files, truncated at any place."""
-    folder = tmp_path_factory.mktemp("cut")
+    folder = make_folder()
     for suffix in (".json", ".safetensors"):
         write(folder, rank_state(), {"t0": torch.ones(5)})
         path = rank_state_path(folder, 0).with_suffix(suffix)

@@ -167,6 +167,7 @@ def test_a_subclass_with_a_step_of_its_own_is_noticed(events: Any) -> None:
     assert noticed(events) == [""]
 
 
+@pytest.mark.full
 def test_a_compiled_step_compiles(optimizer: Optimizer) -> None:
     """The hook is traced with it."""
 

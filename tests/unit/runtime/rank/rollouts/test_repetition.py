@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from grpo_run.runtime.errors import UsageError
@@ -37,7 +37,6 @@ def different(count: int, *, seed: int = 0) -> list[int]:
     return [source.randrange(VOCABULARY) for _ in range(count)]
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     period=st.integers(1, MAX_PERIOD),
     before=st.integers(0, 300),
@@ -98,7 +97,6 @@ def test_rows_are_judged_one_by_one() -> None:
     assert seen[-1] == [False, True, True]
 
 
-@settings(max_examples=20, deadline=None)
 @given(seed=st.integers(0, 1000), sizes=st.lists(st.integers(1, 40), min_size=1, max_size=30))
 def test_it_makes_no_difference_how_many_tokens_come_at_once(seed: int, sizes: list[int]) -> None:
     """As with speculative decoding, where a step yields several."""

@@ -146,11 +146,6 @@ SECONDS = st.floats() | st.floats(0.0, 1e7) | st.sampled_from([0.0, -1.0, math.n
 """Clocks can be coarse, stand still, or be set."""
 
 
-def test_an_example() -> None:
-    """2 s per snapshot and a failure every 10,000 s give 200 s between snapshots: 20 steps of 10 s."""
-    assert steps_between_snapshots(2.0, 10_000.0, 10.0) == 20
-
-
 @given(cost=st.floats(1e-3, 1e3), failure=st.floats(60.0, 1e6), step=st.floats(0.1, 1e3))
 def test_the_optimum_loses_the_least_time(cost: float, failure: float, step: float) -> None:
     """Half and twice the interval lose more, by Young's first-order sum of copies and lost work."""
