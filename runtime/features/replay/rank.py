@@ -1,15 +1,14 @@
 """Replay in a rank: record what a step computes, and end a replay after its last step.
 
 A run without `--keep-every` is not touched. A file that cannot be written ends the recording, never the
-training. The loss is read from what `training_step` returns, and the gradient norm from what
-`clip_grad_norm_` does; a loop gives both to `loop.log`.
+training. A loop gives loss and gradient norm to `loop.log`.
 """
 
 from __future__ import annotations
 
 import os
 import zlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
 import msgspec
@@ -23,7 +22,6 @@ from grpo_run.runtime.rank.points import CallPoints, RankFeature, RolloutPoints
 from grpo_run.runtime.rank.session import Session
 from grpo_run.runtime.rank.tensor_digests import digests, tensors_of_rank
 from grpo_run.runtime.upstream import tensor_files
-from grpo_run.runtime.upstream.patches import override_attributes
 from grpo_run.runtime.upstream.tracker_names import leave_out_trackers
 from grpo_run.watchdog.observation import RankState
 
@@ -59,7 +57,7 @@ class StepRecorder:
         session, points = self._session, self._points
         if session.rank == self._replay.shell_rank:
             names = {"trainer": points.trainer, "models": list(points.models), "step": step}
-            names["optimizers"] = list(self._optimizers())
+            names["optimizers"] = list(points.present_optimizers())
             banner = f"Step {step} begins on rank {session.rank}: {', '.join(names)}. Ctrl-D goes on."
             interact(self._replay.terminal, names, banner)
         session.votes.collect()
@@ -84,22 +82,13 @@ class StepRecorder:
             self._losses = [values["loss"]]
         self._norm = values.get("grad_norm", self._norm)
 
-    def note_steps(self, trainer: Any) -> None:
-        """Read losses and gradient norms of a trainer until the call ends."""
-        training_step, clip = trainer.training_step, trainer.accelerator.clip_grad_norm_
+    def note_loss(self, loss: Any) -> None:
+        """Note the raw loss of a micro-batch."""
+        self._losses.append(loss)
 
-        def step(*args: Any, **kwargs: Any) -> Any:
-            loss = training_step(*args, **kwargs)
-            self._losses.append(loss)
-            return loss
-
-        def clip_and_note(*args: Any, **kwargs: Any) -> Any:
-            self._norm = clip(*args, **kwargs)
-            return self._norm
-
-        hooks = self._points.hooks
-        hooks.enter_context(override_attributes(trainer, training_step=step))
-        hooks.enter_context(override_attributes(trainer.accelerator, clip_grad_norm_=clip_and_note))
+    def note_norm(self, norm: Any) -> None:
+        """Note the norm of the gradient."""
+        self._norm = norm
 
     def end_step(self, step: int) -> None:
         """Record the step."""
@@ -118,7 +107,7 @@ class StepRecorder:
     def _write(self, step: int, *, starts: bool = False) -> None:
         if self._failed:
             return
-        held = list(tensors_of_rank(self._points.models, self._optimizers()))
+        held = list(tensors_of_rank(self._points.models, self._points.present_optimizers()))
         names, values = [name for name, _ in held], digests([tensor for _, tensor in held])
         record = StepRecord(
             train_call=self._points.train_call,
@@ -137,12 +126,6 @@ class StepRecorder:
         except OSError as error:
             self._failed = True
             self._session.warn_in_journal(f"steps are no longer recorded: {error}")
-
-    def _optimizers(self) -> Iterable[Any]:
-        trainer = self._points.trainer
-        if trainer is not None:
-            return () if trainer.optimizer is None else (trainer.optimizer,)
-        return self._points.optimizers
 
 
 def _hex(values: list[Any]) -> str | None:
@@ -186,10 +169,10 @@ class ReplayPart(RankFeature):
             self._recorder = None
             return
         self._recorder = recorder = StepRecorder(session, points, replay)
-        if points.trainer is not None:
-            recorder.note_steps(points.trainer)
-            if replay.last_step:
-                _leave_out(points.trainer)
+        points.losses.append(recorder.note_loss)
+        points.gradient_norms.append(recorder.note_norm)
+        if points.trainer is not None and replay.last_step:
+            _leave_out(points.trainer)
         points.logged.append(recorder.note_logged)
         points.step_begins.append(recorder.begin_step)
         points.step_ends.append(recorder.end_step)

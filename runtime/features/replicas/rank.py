@@ -8,11 +8,10 @@ that spreads parameters over ranks has no second copy of them, so nothing is com
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from grpo_run.runtime.features.replicas._digests import (
-    combined,
     differing_element,
     element,
     far_from,
@@ -23,7 +22,7 @@ from grpo_run.runtime.features.replicas.events import ReplicaNamed, ReplicasComp
 from grpo_run.runtime.features.replicas.settings import Difference, RankReplicas, ReplicaSettings
 from grpo_run.runtime.rank.points import CallPoints, RankFeature
 from grpo_run.runtime.rank.session import Session
-from grpo_run.runtime.rank.tensor_digests import digests
+from grpo_run.runtime.rank.tensor_digests import combined, digests
 from grpo_run.runtime.rank.trainer_facts import REPLICATED
 from grpo_run.watchdog.causes import Cause
 from grpo_run.watchdog.observation import Alarm
@@ -62,7 +61,8 @@ class Comparison:
         saves = int(getattr(getattr(self._points.trainer, "state", None), "save_steps", 0) or 0)
         if not self._every or (step % self._every and not (saves and step % saves == 0)):
             return
-        in_common = tensors_in_common(self._points.models, self._optimizers())
+        optimizers = self._points.present_optimizers() if self._points.trainer is not None else ()
+        in_common = tensors_in_common(self._points.models, optimizers)
         tensors = {name: tensor for name, tensor in in_common if name not in (self._excluded or ())}
         gather = self._session.votes.gather
         try:
@@ -117,10 +117,6 @@ class Comparison:
         match state.get(STATE):
             case {"excluded": [*names], "agreed": int(agreed)}:
                 self._excluded, self._agreed = set(map(str, names)), agreed
-
-    def _optimizers(self) -> Iterable[Any]:
-        optimizer = getattr(self._points.trainer, "optimizer", None)  # made after the call has begun
-        return () if optimizer is None else (optimizer,)
 
     def _begin(self, tensors: Mapping[str, Any], excluded: set[str]) -> None:
         """Note what is compared from here on."""
