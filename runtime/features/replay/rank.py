@@ -12,16 +12,20 @@ from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
 import msgspec
+from msgspec.structs import replace
 
+from grpo_run.runtime.errors import ConfigError
+from grpo_run.runtime.features.replay._changes import Changes
 from grpo_run.runtime.features.replay._prompt import interact
 from grpo_run.runtime.features.replay.settings import ReplaySettings
 from grpo_run.runtime.history.run_directory import RunDirectory
-from grpo_run.runtime.history.step_records import Sample, StepRecord, append, digest_text
+from grpo_run.runtime.history.step_records import Sample, Scored, StepRecord, append, digest_text
 from grpo_run.runtime.rank.output import flush_output
 from grpo_run.runtime.rank.points import CallPoints, RankFeature, RolloutPoints
 from grpo_run.runtime.rank.session import Session
 from grpo_run.runtime.rank.tensor_digests import digests, tensors_of_rank
-from grpo_run.runtime.upstream import tensor_files
+from grpo_run.runtime.upstream import rollout_names, tensor_files
+from grpo_run.runtime.upstream.patches import wrapped_methods
 from grpo_run.runtime.upstream.tracker_names import leave_out_trackers
 from grpo_run.watchdog.observation import RankState
 
@@ -40,7 +44,10 @@ class StepRecorder:
         self._file = RunDirectory(path=session.config.run_directory).steps / f"rank{session.rank}.jsonl"
         self._names: list[str] | None = None
         self._failed = False
-        self._samples: list[Sample] = []
+        self.rows = range(0)
+        """Numbers of the samples of the last rollout on this rank, among those of all ranks in the step."""
+        self._rollouts: list[list[Sample]] = []
+        self._scored: list[tuple[Any, Any, Any]] = []
         self._losses: list[Any] = []
         self._norm: Any = None
 
@@ -63,18 +70,52 @@ class StepRecorder:
         session.votes.collect()
         session.votes.gather([step])
 
+    def note_rollout(self, original: Callable[..., Any], rows: Any, *args: Any, **kwargs: Any) -> Any:
+        """Note the samples of a rollout; those of an evaluation are left out."""
+        if not self._points.trainer.model.training:
+            return original(rows, *args, **kwargs)
+        first = self._session.world_size * sum(map(len, self._rollouts)) + self._session.rank * len(rows)
+        self.rows = range(first, first + len(rows))
+        self._rollouts.append([])
+        rollout = original(rows, *args, **kwargs)
+        if isinstance(rollout, dict):
+            samples = self._rollouts[-1]
+            for name, values in rollout_names.by_sample(rollout, len(samples)).items():
+                digest = float.hex if name == "advantage" else _digest
+                samples[:] = [
+                    replace(one, **{name: digest(v)}) for one, v in zip(samples, values, strict=True)
+                ]
+        return rollout
+
     def note_rewards(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Note the rows of a rollout with their rewards; those of an evaluation are left out."""
+        """Note the rows of a rollout with their rewards, which may be computed twice."""
         rewards, trainer = original(*args, **kwargs), self._points.trainer
-        if trainer.model.training and len(args) >= 4 and hasattr(rewards, "shape"):
+        if trainer.model.training and self._rollouts and len(args) >= 4 and hasattr(rewards, "shape"):
             _, prompts, _, tokens = args[:4]
             first = self._session.rank * len(prompts)
             table = rewards[first : first + len(prompts)].tolist()
             names = list(getattr(trainer, "reward_func_names", ()))
-            for prompt, completion, values in zip(prompts, tokens, table, strict=False):
-                named = {name: value.hex() for name, value in zip(names, values, strict=False)}
-                self._samples.append(Sample(_digest(prompt), _digest(list(completion)), named))
+            self._rollouts[-1] = [
+                Sample(
+                    prompt=_digest(prompt),
+                    completion=_digest(list(completion)),
+                    rewards={name: value.hex() for name, value in zip(names, values, strict=False)},
+                    number=number,
+                )
+                for number, prompt, completion, values in zip(self.rows, prompts, tokens, table, strict=False)
+            ]
         return rewards
+
+    def note_scores(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Note the log-probabilities of a forward pass of which there is a gradient; read after the step."""
+        scores, given = (
+            original(*args, **kwargs),
+            dict(zip(rollout_names.SCORED, args, strict=False)) | kwargs,
+        )
+        if isinstance(scores, tuple) and scores[0].requires_grad:
+            ids, mask = (given[name] for name in rollout_names.SCORED[1:])
+            self._scored.append((scores[0].detach(), ids, mask))
+        return scores
 
     def note_logged(self, values: Mapping[str, float]) -> None:
         """Note what a loop logs of the step."""
@@ -93,7 +134,7 @@ class StepRecorder:
     def end_step(self, step: int) -> None:
         """Record the step."""
         self._write(step)
-        self._samples, self._losses, self._norm = [], [], None
+        self._rollouts, self._scored, self._losses, self._norm = [], [], [], None
         if self._replays:
             self._points.alarm = None  # the run has gone on, or has recorded why it has not
 
@@ -112,7 +153,9 @@ class StepRecorder:
         record = StepRecord(
             train_call=self._points.train_call,
             step=step,
-            samples=[] if starts else self._samples,
+            samples=[] if starts else [one for rollout in self._rollouts for one in rollout],
+            generations=int(getattr(self._points.trainer, "num_generations", 0)) if self._rollouts else 0,
+            scored=[one for scores in self._scored for one in _scored(*scores)],
             loss=_hex(self._losses),
             grad_norm=_hex([] if self._norm is None else [self._norm]),
             names=None if names == self._names else names,
@@ -133,6 +176,21 @@ def _hex(values: list[Any]) -> str | None:
     if not values:
         return None
     return float(sum(float(tensor_files.local_part(value)) for value in values)).hex()
+
+
+def _scored(logps: Any, ids: Any, mask: Any) -> list[Scored]:
+    """Return what is recorded of each row of a forward pass."""
+    kept = mask[:, -logps.shape[1] :].bool()
+    values = [row[of_row] for row, of_row in zip(logps, kept, strict=True)]
+    return [
+        Scored(_digest(tokens), digest_text(digest), total.hex())
+        for tokens, digest, total in zip(
+            rollout_names.unpadded(ids, mask),
+            digests(values),
+            logps.double().masked_fill(~kept, 0).sum(1).tolist(),
+            strict=True,
+        )
+    ]
 
 
 def _digest(value: Any) -> str:
@@ -171,6 +229,8 @@ class ReplayPart(RankFeature):
         self._recorder = recorder = StepRecorder(session, points, replay)
         points.losses.append(recorder.note_loss)
         points.gradient_norms.append(recorder.note_norm)
+        scores = {rollout_names.SCORE: [recorder.note_scores]}
+        points.hooks.enter_context(wrapped_methods(points.trainer, scores))
         if points.trainer is not None and replay.last_step:
             _leave_out(points.trainer)
         points.logged.append(recorder.note_logged)
@@ -180,8 +240,19 @@ class ReplayPart(RankFeature):
 
     def rollouts(self, trainer: Any, session: Session, train_call: int, points: RolloutPoints) -> None:
         """Note the samples of the call's rollouts."""
-        if self._recorder is not None:
-            points.rewards.append(self._recorder.note_rewards)
+        recorder, replay = self._recorder, session.config.of(ReplaySettings)
+        if recorder is None:
+            return
+        points.inputs.insert(0, recorder.note_rollout)
+        points.rewards.append(recorder.note_rewards)
+        if replay.changes_from and train_call == replay.train_call:
+            try:
+                changes = Changes(trainer, points.facts, replay, lambda: recorder.rows)
+            except ConfigError as error:  # on all ranks
+                session.warn_in_journal(str(error))
+                _end(session)
+            points.leaving.append(changes.row_reasons)
+            points.reward_functions.append(changes.replaced)
 
 
 PART = ReplayPart()
