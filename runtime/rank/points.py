@@ -62,6 +62,9 @@ class CallPoints:
         optimized: whether an optimizer has taken a step in the loop's step that ends.
         alarm: set by a feature at the end of a step to end the attempt: the ranks agree on it in the vote
             of the step, and all leave before the next optimizer step and before any save.
+        common: set by a feature at the end of a step: a number that is the same on all ranks if they compute
+            alike; 0 for none.
+        agreed: the number in the last vote; None if ranks had different ones.
         states: what a checkpoint of the call holds of features.
         keeps_order: a feature sees to it that the data goes on where it was: nothing is warned of it.
     """
@@ -83,6 +86,8 @@ class CallPoints:
     steps_over: list[Step] = field(default_factory=list)
     optimized: bool = True
     alarm: Alarm | None = None
+    common: int = 0
+    agreed: int | None = 0
     states: list[HasState] = field(default_factory=list)
     keeps_order: bool = False
 
