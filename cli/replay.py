@@ -7,6 +7,7 @@ folder in its run directory, which is removed again. Says what was compared, or 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import tempfile
@@ -52,8 +53,8 @@ NOT_AGAIN = frozenset({
     "--rdzv_endpoint", "--rdzv-id", "--rdzv_id", "--log-dir", "--log_dir", "--log-completions",
 })  # fmt: skip
 """Options of the run that would make a replay another run, tell somebody, or meet the run itself."""
-OWN = ("--snapshot-every", "0", "--snapshot-dir", "off", "--metrics-addr", "off", "--max-restarts", "0")
-WAITS = (
+OWN = ["--snapshot-every", "0", "--snapshot-dir", "off", "--metrics-addr", "off", "--max-restarts", "0"]
+WAITS = [
     "--vote-timeout",
     "3600",
     "--deadline-floor",
@@ -62,7 +63,7 @@ WAITS = (
     "4000",
     "--deadline-ceiling",
     "4000",
-)
+]
 """For a user who looks at a step for up to an hour."""
 REFUSED = ("--drop-sample", "--reward-file")
 """Begins what a rank says of a change that it cannot make."""
@@ -89,66 +90,64 @@ class Recorded:
     """A run that is replayed.
 
     Attributes:
+        call: the number of the one that is replayed.
+        steps: of this call.
         checkpoints: of its calls that lie on disk, newest step first.
     """
 
     run: RunDirectory
     fields: dict[str, Any]
     history: History
+    call: int
+    steps: CallRecords
     checkpoints: tuple[FoundCheckpoint, ...]
+
+    def of_call(self) -> list[FoundCheckpoint]:
+        """Return the checkpoints of the call."""
+        return [one for one in self.checkpoints if one.manifest.train_call.ordinal == self.call]
 
 
 def main(arguments: Sequence[str]) -> int:
     """Replay and compare; returns 0 if everything is equal, 1 if something differs."""
     parser = CommandParser(
         prog="grpo-run replay",
-        description=(
-            "Train from the newest checkpoint before a step to this step again, in processes and folders of"
-            " its own, and compare with what the run has recorded (see --keep-every of grpo-run launch)."
-        ),
+        description="Train from the newest checkpoint before a step to this step again, in processes and"
+        " folders of its own, and compare with what the run has recorded (see --keep-every of grpo-run"
+        " launch).",
     )
     parser.add_run()
-    parser.add_argument("--step", type=int, required=True, metavar="N", help="the last step to do again")
-    parser.add_argument("--rank", type=int, metavar="R", help="compare this rank only (default: all)")
-    parser.add_argument(
-        "--call", type=int, metavar="N", help="number of the train() call (default: the last one)"
-    )
-    parser.add_argument(
-        "--drop-sample", type=sample_numbers, default=(), metavar="I[,J]",
-        help="leave these samples of the step out of the loss, and show what comes of it",
-    )  # fmt: skip
-    parser.add_argument(
-        "--reward-file", metavar="FILE",
+    add = parser.add_argument
+    add("--step", type=int, required=True, metavar="N", help="the last step to do again")
+    add("--rank", type=int, metavar="R", help="compare this rank only (default: all)")
+    add("--call", type=int, metavar="N", help="number of the train() call (default: the last one)")
+    add("--drop-sample", type=sample_numbers, default=(), metavar="I[,J]",
+        help="leave these samples of the step out of the loss, and show what comes of it")  # fmt: skip
+    add("--reward-file", metavar="FILE",
         help="in the step, call the functions of a Python file in place of reward functions of the same"
-        " names, and show what comes of it",
-    )  # fmt: skip
-    parser.add_argument(
-        "--shell", action="store_true", help="ask for Python when the step begins, on rank R (default: 0)"
-    )
+        " names, and show what comes of it")  # fmt: skip
+    add("--shell", action="store_true", help="ask for Python when the step begins, on rank R (default: 0)")
     options = parser.parse_args(arguments)
     if options.shell and not os.isatty(0):
         raise UsageError("--shell needs a terminal as standard input")
     run = RunDirectory(path=which_run(options.run).path.resolve())
-    recorded = _recorded(run)
-    call = options.call or recorded.history.train_call
-    before = CallRecords.read(run, call)
+    recorded = _recorded(run, options.call)
     changes: dict[str, Any] = {}
     if options.drop_sample or options.reward_file:
-        step = changes_from(before, options.step)
-        samples = before.samples(step)
+        step = changes_from(recorded.steps, options.step)
+        samples = recorded.steps.samples(step)
         check_numbers(options.drop_sample, samples, step)
         changes = {"changes_from": step, "dropped": options.drop_sample}
         if options.reward_file:
             functions = {name for one in samples.values() for name in one.rewards}
             changes["reward_file"] = reward_file(options.reward_file, functions)
-    start = _start(recorded, call, options.step, changes.get("changes_from", options.step))
+    start = _start(recorded, options.step, changes.get("changes_from", options.step))
     if options.rank is not None and not 0 <= options.rank < start.manifest.world_size:
         raise UsageError(f"--rank {options.rank}: the run has {start.manifest.world_size} rank(s)")
     run.replay.mkdir(mode=0o700, exist_ok=True)
     folder = Path(tempfile.mkdtemp(prefix=f"step-{options.step}-", dir=run.replay))
     keep = False
     try:
-        code, keep = _replay(recorded, before, folder, start, call, options, changes)
+        code, keep = _replay(recorded, folder, start, options, changes)
     finally:
         forget(folder / "run", registry_folder())
         if not keep:
@@ -158,8 +157,11 @@ def main(arguments: Sequence[str]) -> int:
     return code
 
 
-def _recorded(run: RunDirectory) -> Recorded:
+def _recorded(run: RunDirectory, call: int | None) -> Recorded:
     """Read a run.
+
+    Args:
+        call: that is replayed; None for the last one.
 
     Raises:
         UsageError: it cannot be launched again.
@@ -174,10 +176,12 @@ def _recorded(run: RunDirectory) -> Recorded:
     folders = [Path(path) for path in history.calls.output_directories]
     found = find_checkpoints(*directories_of_run(fields["run_id"], *folders))
     own = tuple(one for one in found if one.manifest.run_id == fields["run_id"])
-    return Recorded(run=run, fields=fields, history=history, checkpoints=own)
+    call = call or history.train_call
+    steps = CallRecords.read(run, call)
+    return Recorded(run=run, fields=fields, history=history, call=call, steps=steps, checkpoints=own)
 
 
-def _start(recorded: Recorded, call: int, step: int, first: int) -> FoundCheckpoint:
+def _start(recorded: Recorded, step: int, first: int) -> FoundCheckpoint:
     """Return the newest undamaged checkpoint of the call before a step.
 
     Args:
@@ -187,20 +191,16 @@ def _start(recorded: Recorded, call: int, step: int, first: int) -> FoundCheckpo
     Raises:
         UsageError: there is none, or the run has not reached the step.
     """
-    history = recorded.history
-    reached = max((one.reached for one in history.calls if one.ordinal == call), default=0)
-    own = [one for one in recorded.checkpoints if one.manifest.train_call.ordinal == call]
+    calls, own = recorded.history.calls, recorded.of_call()
+    reached = max((one.reached for one in calls if one.ordinal == recorded.call), default=0)
     if step > reached:
-        raise UsageError(f"--step {step}: train() call {call} of the run has reached step {reached}")
-    for one in own:
-        if one.manifest.step >= first:
-            continue
+        raise UsageError(f"--step {step}: train() call {recorded.call} of the run has reached step {reached}")
+    for one in (one for one in own if one.manifest.step < first):
         try:
             verify_digests(one.path, one.manifest.files)
+            return one
         except CheckpointError as error:
             print(f"grpo-run: {one.path} is not used: {error}")
-            continue
-        return one
     raise UsageError(f"--step {first}: {what_is_there([one.manifest.step for one in own], reached)}")
 
 
@@ -230,16 +230,14 @@ def _request(recorded: Recorded, folder: Path, end: dict[str, Any]) -> RunReques
     request, _ = parse([*words, *own, *rest])
     if request.torchrun.nnodes not in ("1", "1:1"):
         raise UsageError("a run over several hosts cannot be replayed")
-    features: list[Any] = list(request.features)
-    for number, one in enumerate(features):
-        if one.NAME == "replay":
-            features[number] = replace(one, **end)
+    given: Sequence[Any] = request.features
+    features = tuple(replace(one, **end) if one.NAME == "replay" else one for one in given)
     began = next((one.time for one in read_journal(recorded.run.journal)), None)
     outputs = made_by_run(recorded.history.calls.output_directories, began or 0.0)
     return replace(
         request,
         arguments=tuple(redirected(word, outputs, folder / "script") for word in request.arguments),
-        features=tuple(features),
+        features=features,
         output_root=folder / "output",
         typed=None,
     )
@@ -278,25 +276,22 @@ def redirected(word: str, directories: Sequence[Path], root: Path) -> str:
 
 def _place(recorded: Recorded, start: FoundCheckpoint, root: Path) -> None:
     """Link the checkpoint, and the ends of earlier calls, to where the calls of the replay find them."""
-    call = start.manifest.train_call.ordinal
     for one in recorded.checkpoints:
         ordinal = one.manifest.train_call.ordinal
-        if one is start or (one.manifest.finished and ordinal < call):
+        if one is start or (one.manifest.finished and ordinal < recorded.call):
             target = root / f"call-{ordinal}" / place_within(one.path)
             for file in (one.path / name for name in (*one.manifest.files, MANIFEST)):
                 place = target / file.relative_to(one.path)
                 place.parent.mkdir(parents=True, exist_ok=True)
                 try:
-                    os.link(file, place)
-                except OSError:  # another file system, or one without links
-                    _copy(file, place)
-
-
-def _copy(file: Path, place: Path) -> None:
-    try:
-        shutil.copyfile(file, place)
-    except OSError as error:
-        raise UsageError(f"{file} cannot be copied ({error.strerror}): repeat the command") from error
+                    with contextlib.suppress(OSError):  # another file system, or one without links
+                        os.link(file, place)
+                        continue
+                    shutil.copyfile(file, place)
+                except OSError as error:
+                    raise UsageError(
+                        f"{file} cannot be copied ({error.strerror}): repeat the command"
+                    ) from error
 
 
 def _changed_files(recorded: Recorded) -> list[str]:
@@ -308,18 +303,12 @@ def _changed_files(recorded: Recorded) -> list[str]:
 
 
 def _replay(
-    recorded: Recorded,
-    before: CallRecords,
-    folder: Path,
-    start: FoundCheckpoint,
-    call: int,
-    options: Namespace,
-    changes: dict[str, Any],
+    recorded: Recorded, folder: Path, start: FoundCheckpoint, options: Namespace, changes: dict[str, Any]
 ) -> tuple[int, bool]:
     """Launch, compare and print; return the exit code, and whether the folder is to stay."""
     from grpo_run.runtime.launching.launch import launch
 
-    first, step = start.manifest.step, options.step
+    first, step, call = start.manifest.step, options.step, recorded.call
     os.chdir(recorded.fields["working_directory"])
     inputs = Inputs.from_json(recorded.fields.get("inputs")) or Inputs()
     os.environ.update({**inputs.variables, **SWITCHED_OFF})
@@ -345,10 +334,11 @@ def _replay(
         said = display.said[-3:] if result.exit_code else [f"it did not resume from step {first}"]
         print(f"grpo-run: the replay failed; its files stay in {folder}:", *said, sep="\n  ")
         return result.exit_code or EXIT_DIFFERENT, True
-    after, changed = CallRecords.read(again, call), changes_from(before, step) if changes else None
-    saved = _saved(recorded, call, step)
-    steps = range(first, step + 1)
-    found = compare(before, after, steps, rank=options.rank, saved=saved, changed_from=changed)
+    before, after = recorded.steps, CallRecords.read(again, call)
+    changed, saved = changes.get("changes_from"), _saved(recorded, step)
+    found = compare(
+        before, after, range(first, step + 1), rank=options.rank, saved=saved, changed_from=changed
+    )
     if changed is not None:
         if after.rollout_step(step) != changed:
             raise UsageError(f"step {step} generates no samples: name the step in which its samples were")
@@ -372,7 +362,7 @@ def _replay(
     return 0, False
 
 
-def _saved(recorded: Recorded, call: int, step: int) -> dict[str, str]:
+def _saved(recorded: Recorded, step: int) -> dict[str, str]:
     """Return the digests of the run's checkpoint of a step by tensor.
 
     Those of a layout that spreads weights over ranks are not compared.
@@ -382,15 +372,11 @@ def _saved(recorded: Recorded, call: int, step: int) -> dict[str, str]:
     from grpo_run.runtime.rank.tensor_digests import digests
 
     found = {}
-    for one in recorded.checkpoints:
-        manifest = one.manifest
-        if (manifest.train_call.ordinal, manifest.step, manifest.layout) != (call, step, "ddp"):
-            continue
-        for file in one.path.glob("*.safetensors"):
-            with safe_open(file, framework="pt") as content:
-                for name in content.keys():  # noqa: SIM118 - not a mapping
-                    found[name] = digest_text(digests([content.get_tensor(name)])[0])
-        break
+    same = [one for one in recorded.of_call() if (one.manifest.step, one.manifest.layout) == (step, "ddp")]
+    for file in (file for one in same[:1] for file in one.path.glob("*.safetensors")):
+        with safe_open(file, framework="pt") as content:
+            for name in content.keys():  # noqa: SIM118 - not a mapping
+                found[name] = digest_text(digests([content.get_tensor(name)])[0])
     return found
 
 

@@ -121,7 +121,8 @@ def decode(vector: list[int]) -> VoteResult:
     Raises:
         ConsensusError: ranks voted on different steps, or entered different phases.
     """
-    last_step, first_step, high, low, most, least = (n * (-1) ** place for place, n in enumerate(vector[:6]))
+    last_step, high, most = vector[0:6:2]
+    first_step, low, least = (-one for one in vector[1:6:2])
     if last_step != first_step:
         raise ConsensusError(
             f"ranks voted on different steps: the lowest is {first_step}, the highest {last_step}"
