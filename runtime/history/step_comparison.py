@@ -71,7 +71,7 @@ def differences(
                 number = numbers.get(before.tokens)
                 of = f"completion {place} of the batch" if number is None else f"sample {number}"
                 sums = [f"{_value(one.total)} in all (digest {one.digest})" for one in (before, after)]
-                yield Difference(f"log-probabilities of {of}", *sums, SCORES)
+                yield Difference(f"log-probabilities of {of}", sums[0], sums[1], SCORES)
         yield from _number("loss", recorded.loss, replayed.loss, LOSS)
         yield from _number("gradient norm", recorded.grad_norm, replayed.grad_norm, GRADIENT)
     tensors = replayed.tensors()
@@ -183,8 +183,8 @@ def compare(
             both.add(step)
             tensors = max(tensors, len(before[step].tensors()))
             samples += len(before[step].samples) if step > steps.start else 0
-            rollout = recorded.rollout_step(step)
-            of = before[rollout].samples if rollout in before else ()
+            rollout = before.get(recorded.rollout_step(step) or 0)
+            of = rollout.samples if rollout is not None else ()
             first = next(differences(before[step], after[step], of), None)
             if first is not None:
                 named = msgspec.structs.replace(first, name=f"{first.name} on rank {one}")
@@ -199,8 +199,9 @@ def compare(
         logged = [step for step in steps[1:] if step in recorded.logged and step in replayed.logged]
         for step in logged:
             for name in (*LOGGED_FIELDS, "reward_functions"):
-                values = [repr(getattr(one.logged[step], name)) for one in (recorded, replayed)]
-                found += [(step, LOGGED, 0, one) for one in _text(f"logged {name}", *values, LOGGED, "{}")]
+                ours, theirs = (repr(getattr(one.logged[step], name)) for one in (recorded, replayed))
+                unequal = _text(f"logged {name}", ours, theirs, LOGGED, "{}")
+                found += [(step, LOGGED, 0, one) for one in unequal]
         if logged:
             said.append(f"what was logged of {counted(len(logged), 'step')}")
         last = replayed.ranks.get(0, {}).get(steps[-1])
@@ -256,9 +257,9 @@ def changed_rows(
     for number in (group * size + place for group in groups[:MOST_GROUPS] for place in range(size)):
         pair = [side.get(number) for side in (ours, theirs)]
         for name in functions:
-            before, after = (_mean([one and one.rewards.get(name)], finite=True) for one in pair)
+            before, after = (_mean([one.rewards.get(name) if one else None], finite=True) for one in pair)
             yield f"sample {number}, reward {name}", before, after
-        before, after = (_mean([one and one.advantage]) for one in pair)
+        before, after = (_mean([one.advantage if one else None]) for one in pair)
         yield f"sample {number}, advantage", before, LEFT_OUT if number in dropped else after
 
 

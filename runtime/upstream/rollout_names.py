@@ -68,7 +68,7 @@ def by_sample(rollout: dict[str, Any], count: int) -> dict[str, list[Any]]:
         count: rows that there should be.
     """
     found: dict[str, list[Any]] = {}
-    advantages = rollout.get(ADVANTAGES)
+    advantages: Any = rollout.get(ADVANTAGES)
     if getattr(advantages, "shape", None) == (count,):
         found["advantage"] = advantages.tolist()
     if {PROMPT_IDS, PROMPT_MASK, COMPLETION_IDS, COMPLETION_MASK} <= rollout.keys():
