@@ -32,8 +32,8 @@ class Changes:
     ) -> None:
         self._trainer, self._replay, self._rows = trainer, replay, rows
         self._functions: dict[str, Any] = {}
-        if replay.dropped and not facts.rows_can_leave:
-            raise ConfigError("--drop-sample: this release of TRL cannot leave samples out of the loss")
+        if replay.dropped and not (facts.has_rollouts and facts.rows_can_leave):
+            raise ConfigError("--drop-sample: the trainer, or its release of TRL, cannot leave samples out")
         if replay.reward_file:
             self._functions = _functions(replay.reward_file, getattr(trainer, "reward_func_names", ()))
 
