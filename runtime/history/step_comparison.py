@@ -252,7 +252,7 @@ def changed_rows(
     groups = sorted({
         number // size
         for number, one in theirs.items()
-        if number in dropped or (number in ours and ours[number].rewards != one.rewards)
+        if number in dropped or (ours[number].rewards != one.rewards if number in ours else not dropped)
     })  # fmt: skip
     for number in (group * size + place for group in groups[:MOST_GROUPS] for place in range(size)):
         pair = [side.get(number) for side in (ours, theirs)]

@@ -151,6 +151,17 @@ def test_a_changed_step_is_shown_beside_the_run() -> None:
     ]  # fmt: skip
 
 
+def test_a_changed_step_of_a_run_without_records_is_shown_alone() -> None:
+    """All groups where it is not known which have changed, and otherwise that of the samples."""
+    nothing = CallRecords(ranks={}, logged={})
+    rows = list(changed_rows(nothing, of(RECORD), 7, 7, dropped=()))
+    assert rows[0] == ("loss", "-", 0.1)
+    assert ("sample 5, reward right", "-", 3.0) in rows
+    assert list(changed_rows(nothing, of(RECORD), 7, 7, dropped={5}))[-1] == (
+        "sample 5, advantage", "-", "left out"
+    )  # fmt: skip
+
+
 def test_a_step_is_traced_to_the_rollout_that_it_trains_on(tmp_path: Path) -> None:
     """Which may be of an earlier step; another call of the run does not count."""
     run = RunDirectory(path=tmp_path)
