@@ -237,7 +237,8 @@ def changed_rows(
     for name, field in (("loss", "loss"), ("gradient norm", "grad_norm")):
         means = [_mean(getattr(one, field) for one in side.of_step(step)) for side in sides]
         if means[0] == UNKNOWN and all(step in side.logged for side in sides):
-            means = [getattr(side.logged[step], field) for side in sides]
+            known = [getattr(side.logged[step], field) for side in sides]
+            means = [UNKNOWN if one is None else one for one in known]
         yield name, means[0], means[1]
     ours, theirs = (side.samples(rollout) for side in sides)
     functions = [name for one in list(theirs.values())[:1] for name in one.rewards]
