@@ -7,16 +7,15 @@ folder in its run directory, which is removed again. Says what was compared, or 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import tempfile
-from argparse import Namespace
-from collections.abc import Sequence
+from argparse import ArgumentTypeError, Namespace
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
-
-import msgspec
 
 from grpo_run.cli.command_parser import CommandParser
 from grpo_run.cli.launching.command import parse
@@ -31,12 +30,12 @@ from grpo_run.runtime.checkpoints.search import (
     place_within,
 )
 from grpo_run.runtime.errors import EXIT_STOPPED, CheckpointError, UsageError
-from grpo_run.runtime.history import step_records
-from grpo_run.runtime.history.events import ResumeChosen, StepLogged
+from grpo_run.runtime.history.events import ResumeChosen, WarningGiven
 from grpo_run.runtime.history.history import History
 from grpo_run.runtime.history.reader import read_journal
 from grpo_run.runtime.history.run_directory import RunDirectory
-from grpo_run.runtime.history.step_records import Difference
+from grpo_run.runtime.history.step_comparison import CallRecords, Row, changed_rows, compare
+from grpo_run.runtime.history.step_records import digest_text
 from grpo_run.runtime.launch.imported_files import digests as file_digests
 from grpo_run.runtime.launch.imported_files import read_record
 from grpo_run.runtime.launch.inputs import Inputs
@@ -45,8 +44,6 @@ from grpo_run.runtime.launching.reading import run_reader
 from grpo_run.runtime.launching.request import RunRequest
 from grpo_run.runtime.registry import forget, registry_folder
 from grpo_run.runtime.upstream.tracker_names import SWITCHED_OFF
-from grpo_run.watchdog.rank_metrics import LOGGED_FIELDS
-from grpo_run.watchdog.text import counted
 
 EXIT_DIFFERENT = 1
 NOT_AGAIN = frozenset({
@@ -56,8 +53,8 @@ NOT_AGAIN = frozenset({
     "--rdzv_endpoint", "--rdzv-id", "--rdzv_id", "--log-dir", "--log_dir", "--log-completions",
 })  # fmt: skip
 """Options of the run that would make a replay another run, tell somebody, or meet the run itself."""
-OWN = ("--snapshot-every", "0", "--snapshot-dir", "off", "--metrics-addr", "off", "--max-restarts", "0")
-WAITS = (
+OWN = ["--snapshot-every", "0", "--snapshot-dir", "off", "--metrics-addr", "off", "--max-restarts", "0"]
+WAITS = [
     "--vote-timeout",
     "3600",
     "--deadline-floor",
@@ -66,8 +63,10 @@ WAITS = (
     "4000",
     "--deadline-ceiling",
     "4000",
-)
+]
 """For a user who looks at a step for up to an hour."""
+REFUSED = ("--drop-sample", "--reward-file")
+"""Begins what a rank says of a change that it cannot make."""
 SHOWN_STEPS = 12
 MOST_NAMES = 4
 
@@ -91,47 +90,64 @@ class Recorded:
     """A run that is replayed.
 
     Attributes:
+        call: the number of the one that is replayed.
+        steps: of this call.
         checkpoints: of its calls that lie on disk, newest step first.
     """
 
     run: RunDirectory
     fields: dict[str, Any]
     history: History
+    call: int
+    steps: CallRecords
     checkpoints: tuple[FoundCheckpoint, ...]
+
+    def of_call(self) -> list[FoundCheckpoint]:
+        """Return the checkpoints of the call."""
+        return [one for one in self.checkpoints if one.manifest.train_call.ordinal == self.call]
 
 
 def main(arguments: Sequence[str]) -> int:
     """Replay and compare; returns 0 if everything is equal, 1 if something differs."""
     parser = CommandParser(
         prog="grpo-run replay",
-        description=(
-            "Train from the newest checkpoint before a step to this step again, in processes and folders of"
-            " its own, and compare with what the run has recorded (see --keep-every of grpo-run launch)."
-        ),
+        description="Train from the newest checkpoint before a step to this step again, in processes and"
+        " folders of its own, and compare with what the run has recorded (see --keep-every of grpo-run"
+        " launch).",
     )
     parser.add_run()
-    parser.add_argument("--step", type=int, required=True, metavar="N", help="the last step to do again")
-    parser.add_argument("--rank", type=int, metavar="R", help="compare this rank only (default: all)")
-    parser.add_argument(
-        "--call", type=int, metavar="N", help="number of the train() call (default: the last one)"
-    )
-    parser.add_argument(
-        "--shell", action="store_true", help="ask for Python when the step begins, on rank R (default: 0)"
-    )
+    add = parser.add_argument
+    add("--step", type=int, required=True, metavar="N", help="the last step to do again")
+    add("--rank", type=int, metavar="R", help="compare this rank only (default: all)")
+    add("--call", type=int, metavar="N", help="number of the train() call (default: the last one)")
+    add("--drop-sample", type=sample_numbers, default=(), metavar="I[,J]",
+        help="leave these samples of the step out of the loss, and show what comes of it")  # fmt: skip
+    add("--reward-file", metavar="FILE",
+        help="in the step, call the functions of a Python file in place of reward functions of the same"
+        " names, and show what comes of it")  # fmt: skip
+    add("--shell", action="store_true", help="ask for Python when the step begins, on rank R (default: 0)")
     options = parser.parse_args(arguments)
     if options.shell and not os.isatty(0):
         raise UsageError("--shell needs a terminal as standard input")
     run = RunDirectory(path=which_run(options.run).path.resolve())
-    recorded = _recorded(run)
-    call = options.call or recorded.history.train_call
-    start = _start(recorded, call, options.step)
+    recorded = _recorded(run, options.call)
+    changes: dict[str, Any] = {}
+    if options.drop_sample or options.reward_file:
+        step = changes_from(recorded.steps, options.step)
+        samples = recorded.steps.samples(step)
+        check_numbers(options.drop_sample, samples, step)
+        changes = {"changes_from": step, "dropped": options.drop_sample}
+        if options.reward_file:
+            functions = {name for one in samples.values() for name in one.rewards}
+            changes["reward_file"] = reward_file(options.reward_file, functions)
+    start = _start(recorded, options.step, changes.get("changes_from", options.step))
     if options.rank is not None and not 0 <= options.rank < start.manifest.world_size:
         raise UsageError(f"--rank {options.rank}: the run has {start.manifest.world_size} rank(s)")
     run.replay.mkdir(mode=0o700, exist_ok=True)
     folder = Path(tempfile.mkdtemp(prefix=f"step-{options.step}-", dir=run.replay))
     keep = False
     try:
-        code, keep = _replay(recorded, folder, start, call, options)
+        code, keep = _replay(recorded, folder, start, options, changes)
     finally:
         forget(folder / "run", registry_folder())
         if not keep:
@@ -141,8 +157,11 @@ def main(arguments: Sequence[str]) -> int:
     return code
 
 
-def _recorded(run: RunDirectory) -> Recorded:
+def _recorded(run: RunDirectory, call: int | None) -> Recorded:
     """Read a run.
+
+    Args:
+        call: that is replayed; None for the last one.
 
     Raises:
         UsageError: it cannot be launched again.
@@ -157,30 +176,32 @@ def _recorded(run: RunDirectory) -> Recorded:
     folders = [Path(path) for path in history.calls.output_directories]
     found = find_checkpoints(*directories_of_run(fields["run_id"], *folders))
     own = tuple(one for one in found if one.manifest.run_id == fields["run_id"])
-    return Recorded(run=run, fields=fields, history=history, checkpoints=own)
+    call = call or history.train_call
+    steps = CallRecords.read(run, call)
+    return Recorded(run=run, fields=fields, history=history, call=call, steps=steps, checkpoints=own)
 
 
-def _start(recorded: Recorded, call: int, step: int) -> FoundCheckpoint:
+def _start(recorded: Recorded, step: int, first: int) -> FoundCheckpoint:
     """Return the newest undamaged checkpoint of the call before a step.
+
+    Args:
+        step: the last one that is replayed.
+        first: the one before which the checkpoint must be.
 
     Raises:
         UsageError: there is none, or the run has not reached the step.
     """
-    history = recorded.history
-    reached = max((one.reached for one in history.calls if one.ordinal == call), default=0)
-    own = [one for one in recorded.checkpoints if one.manifest.train_call.ordinal == call]
+    calls, own = recorded.history.calls, recorded.of_call()
+    reached = max((one.reached for one in calls if one.ordinal == recorded.call), default=0)
     if step > reached:
-        raise UsageError(f"--step {step}: train() call {call} of the run has reached step {reached}")
-    for one in own:
-        if one.manifest.step >= step:
-            continue
+        raise UsageError(f"--step {step}: train() call {recorded.call} of the run has reached step {reached}")
+    for one in (one for one in own if one.manifest.step < first):
         try:
             verify_digests(one.path, one.manifest.files)
+            return one
         except CheckpointError as error:
             print(f"grpo-run: {one.path} is not used: {error}")
-            continue
-        return one
-    raise UsageError(f"--step {step}: {what_is_there([one.manifest.step for one in own], reached)}")
+    raise UsageError(f"--step {first}: {what_is_there([one.manifest.step for one in own], reached)}")
 
 
 def what_is_there(steps: Sequence[int], reached: int) -> str:
@@ -209,16 +230,14 @@ def _request(recorded: Recorded, folder: Path, end: dict[str, Any]) -> RunReques
     request, _ = parse([*words, *own, *rest])
     if request.torchrun.nnodes not in ("1", "1:1"):
         raise UsageError("a run over several hosts cannot be replayed")
-    features: list[Any] = list(request.features)
-    for number, one in enumerate(features):
-        if one.NAME == "replay":
-            features[number] = replace(one, **end)
+    given: Sequence[Any] = request.features
+    features = tuple(replace(one, **end) if one.NAME == "replay" else one for one in given)
     began = next((one.time for one in read_journal(recorded.run.journal)), None)
     outputs = made_by_run(recorded.history.calls.output_directories, began or 0.0)
     return replace(
         request,
         arguments=tuple(redirected(word, outputs, folder / "script") for word in request.arguments),
-        features=tuple(features),
+        features=features,
         output_root=folder / "output",
         typed=None,
     )
@@ -257,25 +276,22 @@ def redirected(word: str, directories: Sequence[Path], root: Path) -> str:
 
 def _place(recorded: Recorded, start: FoundCheckpoint, root: Path) -> None:
     """Link the checkpoint, and the ends of earlier calls, to where the calls of the replay find them."""
-    call = start.manifest.train_call.ordinal
     for one in recorded.checkpoints:
         ordinal = one.manifest.train_call.ordinal
-        if one is start or (one.manifest.finished and ordinal < call):
+        if one is start or (one.manifest.finished and ordinal < recorded.call):
             target = root / f"call-{ordinal}" / place_within(one.path)
             for file in (one.path / name for name in (*one.manifest.files, MANIFEST)):
                 place = target / file.relative_to(one.path)
                 place.parent.mkdir(parents=True, exist_ok=True)
                 try:
-                    os.link(file, place)
-                except OSError:  # another file system, or one without links
-                    _copy(file, place)
-
-
-def _copy(file: Path, place: Path) -> None:
-    try:
-        shutil.copyfile(file, place)
-    except OSError as error:
-        raise UsageError(f"{file} cannot be copied ({error.strerror}): repeat the command") from error
+                    with contextlib.suppress(OSError):  # another file system, or one without links
+                        os.link(file, place)
+                        continue
+                    shutil.copyfile(file, place)
+                except OSError as error:
+                    raise UsageError(
+                        f"{file} cannot be copied ({error.strerror}): repeat the command"
+                    ) from error
 
 
 def _changed_files(recorded: Recorded) -> list[str]:
@@ -287,18 +303,18 @@ def _changed_files(recorded: Recorded) -> list[str]:
 
 
 def _replay(
-    recorded: Recorded, folder: Path, start: FoundCheckpoint, call: int, options: Namespace
+    recorded: Recorded, folder: Path, start: FoundCheckpoint, options: Namespace, changes: dict[str, Any]
 ) -> tuple[int, bool]:
     """Launch, compare and print; return the exit code, and whether the folder is to stay."""
     from grpo_run.runtime.launching.launch import launch
 
-    first, step = start.manifest.step, options.step
+    first, step, call = start.manifest.step, options.step, recorded.call
     os.chdir(recorded.fields["working_directory"])
     inputs = Inputs.from_json(recorded.fields.get("inputs")) or Inputs()
     os.environ.update({**inputs.variables, **SWITCHED_OFF})
     for name in _changed_files(recorded)[:MOST_NAMES]:
         print(f"grpo-run: {name} has changed since the run")
-    end: dict[str, Any] = {"train_call": call, "last_step": step}
+    end: dict[str, Any] = {"train_call": call, "last_step": step, **changes}
     if options.shell:
         end |= {"terminal": os.ttyname(0), "shell_rank": options.rank or 0}
     request = _request(recorded, folder, end)
@@ -309,102 +325,45 @@ def _replay(
     again = RunDirectory(path=folder / "run")
     events = list(read_journal(again.journal))
     resumed = [one.step for one in events if isinstance(one, ResumeChosen) and one.train_call == call]
+    refused = [one.text for one in events if isinstance(one, WarningGiven) and one.text.startswith(REFUSED)]
+    if refused:
+        raise UsageError(refused[0])
     if result.exit_code == EXIT_STOPPED:
         return EXIT_STOPPED, False
     if result.exit_code != 0 or resumed != [first]:
         said = display.said[-3:] if result.exit_code else [f"it did not resume from step {first}"]
         print(f"grpo-run: the replay failed; its files stay in {folder}:", *said, sep="\n  ")
         return result.exit_code or EXIT_DIFFERENT, True
-    compared, last, found = compare(recorded, again, call, first, step, options.rank)
-    if found is not None:
+    before, after = recorded.steps, CallRecords.read(again, call)
+    changed, saved = changes.get("changes_from"), _saved(recorded, step)
+    found = compare(
+        before, after, range(first, step + 1), rank=options.rank, saved=saved, changed_from=changed
+    )
+    if changed is not None:
+        if after.rollout_step(step) != changed:
+            raise UsageError(f"step {step} generates no samples: name the step in which its samples were")
+        check_numbers(options.drop_sample, after.samples(changed), changed)
+        print_rows(changed_rows(before, after, step, changed, options.drop_sample))
+    if found.first is not None:
+        one = found.first
         print(
-            f"step {found[0]} differs: {found[1].name}: recorded {found[1].recorded},"
-            f" replayed {found[1].replayed}"
+            f"step {found.step} differs: {one.name}: recorded {one.recorded}, replayed {one.replayed}"
+            + (", before the change" if changed is not None else "")
         )
         return EXIT_DIFFERENT, False
-    if last > first:
-        print(f"step {last} is equal: {', '.join(compared)}")
-    if last < step:
+    if changed is not None:
+        return 0, False
+    if found.last > first:
+        print(f"step {found.last} is equal: {', '.join(found.said)}")
+    if found.last < step:
         raise UsageError(
             f"the run has recorded nothing of step {step} to compare with: launch with --keep-every STEPS"
         )
     return 0, False
 
 
-def compare(
-    recorded: Recorded, again: RunDirectory, call: int, first: int, step: int, rank: int | None
-) -> tuple[list[str], int, tuple[int, Difference] | None]:
-    """Return what was compared, in words, the last step that was, and the first difference with its step."""
-    run, compared, found = recorded.run, list[str](), list[tuple[int, int, Difference]]()
-    steps = range(first, step + 1)
-    both, tensors, samples, records = set[int](), 0, 0, dict[int, step_records.Records]()
-    for one in step_records.ranks(again.steps):
-        if rank is not None and one != rank:
-            continue
-        before = step_records.read(run.steps, one)
-        records[one] = after = step_records.read(again.steps, one)
-        for number in steps:
-            ours, theirs = before.get((call, number)), after.get((call, number))
-            if ours is None or theirs is None:
-                continue
-            both.add(number)
-            tensors = max(tensors, len(ours.tensors()))
-            samples += len(ours.samples) if number > first else 0
-            difference = step_records.first_difference(ours, theirs)
-            if difference is not None:
-                who = msgspec.structs.replace(difference, name=f"{difference.name} on rank {one}")
-                found.append((number, one, who))
-    if both:
-        compared.append(
-            f"loss, gradient norm, {counted(samples, 'sample')} with rewards and"
-            f" {counted(tensors, 'tensor')} after {counted(len(both), 'step')} on"
-            f" {counted(len(records), 'rank')}"
-        )
-    if rank in (None, 0):
-        logged, more = _logged(run, again, call, steps)
-        found += [(number, 0, difference) for number, difference in more]
-        if logged:
-            both.update(logged)
-            compared.append(f"what was logged of {counted(len(logged), 'step')}")
-        number_of, difference = _saved(recorded, call, step, records.get(0, {}).get((call, step)))
-        if difference is not None:
-            found.append((step, 0, difference))
-        if number_of:
-            both.add(step)
-            compared.append(f"{counted(number_of, 'tensor')} of the checkpoint of step {step}")
-    last = max(both, default=first)
-    if not found:
-        return compared, last, None
-    number, _, difference = min(found, key=lambda one: (one[0], one[2].place, one[1]))
-    return compared, last, (number, difference)
-
-
-def _logged(
-    run: RunDirectory, again: RunDirectory, call: int, steps: range
-) -> tuple[list[int], list[tuple[int, Difference]]]:
-    """Compare what was logged after the first of these steps; return of which, and what differs."""
-    before, after = (_lines(one, call) for one in (run, again))
-    found, both = [], [number for number in steps[1:] if number in before and number in after]
-    for number in both:
-        for name in (*LOGGED_FIELDS, "reward_functions"):
-            ours, theirs = (repr(getattr(one[number], name)) for one in (before, after))
-            if ours != theirs:
-                found.append((number, Difference(f"logged {name}", ours, theirs, step_records.LOGGED)))
-    return both, found
-
-
-def _lines(run: RunDirectory, call: int) -> dict[int, StepLogged]:
-    return {
-        one.step: one
-        for one in read_journal(run.journal)
-        if isinstance(one, StepLogged) and one.train_call == call and one.step is not None
-    }
-
-
-def _saved(
-    recorded: Recorded, call: int, step: int, replayed: step_records.StepRecord | None
-) -> tuple[int, Difference | None]:
-    """Compare the weights of the run's checkpoint of the step; return of how many tensors, and what differs.
+def _saved(recorded: Recorded, step: int) -> dict[str, str]:
+    """Return the digests of the run's checkpoint of a step by tensor.
 
     Those of a layout that spreads weights over ranks are not compared.
     """
@@ -412,24 +371,69 @@ def _saved(
 
     from grpo_run.runtime.rank.tensor_digests import digests
 
-    same = [
-        one
-        for one in recorded.checkpoints
-        if (one.manifest.train_call.ordinal, one.manifest.step, one.manifest.layout) == (call, step, "ddp")
-    ]
-    if replayed is None or not same:
-        return 0, None
-    tensors, count = replayed.tensors(), 0
-    for file in sorted(same[0].path.glob("*.safetensors")):
+    found = {}
+    same = [one for one in recorded.of_call() if (one.manifest.step, one.manifest.layout) == (step, "ddp")]
+    for file in (file for one in same[:1] for file in one.path.glob("*.safetensors")):
         with safe_open(file, framework="pt") as content:
             for name in content.keys():  # noqa: SIM118 - not a mapping
-                if name not in tensors:
-                    continue
-                count += 1
-                digest = step_records.digest_text(digests([content.get_tensor(name)])[0])
-                if digest != tensors[name]:
-                    where = f"tensor {name} of {same[0].path.name}"
-                    return count, Difference(
-                        where, f"digest {digest}", f"digest {tensors[name]}", step_records.SAVED
-                    )
-    return count, None
+                found[name] = digest_text(digests([content.get_tensor(name)])[0])
+    return found
+
+
+def changes_from(recorded: CallRecords, step: int) -> int:
+    """Return the step whose samples or rewards a replay changes: in which those of the last step were
+    generated.
+
+    Raises:
+        UsageError: none were.
+    """
+    found = recorded.rollout_step(step)
+    if found is None and recorded.of_step(step):
+        raise UsageError(f"step {step} trains on no samples with rewards")
+    return found or step
+
+
+def check_numbers(numbers: Collection[int], samples: Collection[int], step: int) -> None:
+    """Raise a UsageError if a step has no sample of one of these numbers; not if nothing of it is known."""
+    if samples and (unknown := [one for one in numbers if one not in samples]):
+        last = max(samples)
+        raise UsageError(f"--drop-sample {unknown[0]}: the samples of step {step} are 0 to {last}")
+
+
+def sample_numbers(text: str) -> tuple[int, ...]:
+    """Return the numbers of `--drop-sample`. Raises ArgumentTypeError."""
+    try:
+        return tuple(int(one) for one in text.split(","))
+    except ValueError:
+        raise ArgumentTypeError(f"{text!r} is not a list of numbers, such as 3,5") from None
+
+
+def reward_file(text: str, functions: Collection[str]) -> str:
+    """Return the path of a Python file, from anywhere.
+
+    Args:
+        functions: names of the run's reward functions; empty if they are not known.
+
+    Raises:
+        UsageError: it cannot be read, or defines none of them.
+    """
+    path = Path(text).absolute()
+    try:
+        names = compile(path.read_bytes(), path, "exec").co_names
+    except (OSError, SyntaxError, ValueError) as error:
+        raise UsageError(f"--reward-file {text}: {getattr(error, 'strerror', None) or error}") from error
+    if functions and not set(functions) & set(names):
+        listed = ", ".join(sorted(functions))
+        raise UsageError(f"--reward-file {text}: defines no reward function of the run ({listed})")
+    return str(path)
+
+
+def print_rows(rows: Iterable[Row]) -> None:
+    """Print values of a replay beside those of the run."""
+    shown = [
+        (name, *(f"{one:.6g}" if isinstance(one, float) else one for one in values)) for name, *values in rows
+    ]
+    table = [("", "recorded", "replayed"), *shown]
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    for row in table:
+        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())

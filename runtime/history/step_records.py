@@ -1,14 +1,14 @@
 """What a run keeps of each step to compare a replay with: `steps/rank0.jsonl` of its run directory.
 
-Written by each rank with `--keep-every` (`runtime/features/replay/`), and read by `grpo-run replay`, which
-finds the first thing that differs in the order in which a step computes. Numbers are kept as the text of
-`float.hex`, which has every bit. Digests are those of `runtime/rank/tensor_digests.py`. Plain data.
+Written by each rank with `--keep-every` (`runtime/features/replay/`), and read by `step_comparison.py`.
+Numbers are kept as the text of `float.hex`, which has every bit. Digests are those of
+`runtime/rank/tensor_digests.py`. Plain data.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -28,11 +28,33 @@ def digest_text(value: int) -> str:
 
 
 class Sample(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One row that this rank has generated: digests of its texts, and its rewards by function."""
+    """One row that this rank has generated: digests of its texts, and its rewards by function.
+
+    Attributes:
+        number: among the rows of all ranks in the step.
+        tokens: digest of those of prompt and completion.
+    """
 
     prompt: str
     completion: str
     rewards: dict[str, str] = {}
+    number: int = 0
+    advantage: str | None = None
+    tokens: str = ""
+
+
+class Scored(msgspec.Struct, frozen=True):
+    """The log-probabilities of one completion under the policy that is trained, in one forward pass.
+
+    Attributes:
+        tokens: as of its sample.
+        digest: of the log-probabilities of the completion's tokens.
+        total: their sum.
+    """
+
+    tokens: str
+    digest: str
+    total: str
 
 
 class StepRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -40,6 +62,8 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     Attributes:
         samples: of the rollouts that were begun in the step.
+        generations: samples of a prompt.
+        scored: in the order of the forward passes.
         names: of the tensors whose digests follow; None if they are those of the line before.
         digests: after the step, one after another.
         starts: nothing was computed: this is what was loaded.
@@ -48,6 +72,8 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     train_call: int
     step: int
     samples: list[Sample] = []
+    generations: int = 0
+    scored: list[Scored] = []
     loss: str | None = None
     grad_norm: str | None = None
     names: list[str] | None = None
@@ -58,23 +84,6 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         """Return the digest of each tensor by its name."""
         parts = range(0, len(self.digests), DIGITS)
         return dict(zip(self.names or (), (self.digests[at : at + DIGITS] for at in parts), strict=True))
-
-
-class Difference(msgspec.Struct, frozen=True):
-    """The first thing that differs, and both values.
-
-    Attributes:
-        place: in the order in which a step computes, over all ranks.
-    """
-
-    name: str
-    recorded: str
-    replayed: str
-    place: int = 0
-
-
-SAMPLES, LOSS, GRADIENT, TENSORS, LOGGED, SAVED = range(6)
-"""Places of a step."""
 
 
 Records = dict[tuple[int, int], StepRecord]
@@ -114,43 +123,3 @@ def _lines(file: Path) -> Iterator[StepRecord]:
 def ranks(folder: Path) -> list[int]:
     """Return the ranks that have records."""
     return sorted({int(file.stem[4:]) for file in folder.glob("rank*.jsonl") if file.stem[4:].isdecimal()})
-
-
-def first_difference(recorded: StepRecord, replayed: StepRecord) -> Difference | None:
-    """Return the first thing that differs: samples, their rewards, loss, gradient norm, then tensors.
-
-    What only one of the records has is not compared, except a number of samples.
-    """
-    if not (recorded.starts or replayed.starts):
-        found = _first_sample(recorded.samples, replayed.samples)
-        found = found or _number("loss", recorded.loss, replayed.loss, LOSS)
-        found = found or _number("gradient norm", recorded.grad_norm, replayed.grad_norm, GRADIENT)
-        if found is not None:
-            return found
-    tensors = replayed.tensors()
-    for name, digest in recorded.tensors().items():
-        if tensors.get(name, digest) != digest:
-            return Difference(f"tensor {name}", f"digest {digest}", f"digest {tensors[name]}", TENSORS)
-    return None
-
-
-def _first_sample(recorded: Sequence[Sample], replayed: Sequence[Sample]) -> Difference | None:
-    for number, (ours, theirs) in enumerate(zip(recorded, replayed, strict=False)):
-        for part in ("prompt", "completion"):
-            before, after = getattr(ours, part), getattr(theirs, part)
-            if before != after:
-                return Difference(f"{part} of sample {number}", f"digest {before}", f"digest {after}")
-        for name, value in ours.rewards.items():
-            found = _number(f"reward {name} of sample {number}", value, theirs.rewards.get(name))
-            if found is not None:
-                return found
-    if len(recorded) != len(replayed):
-        return Difference("number of samples", str(len(recorded)), str(len(replayed)))
-    return None
-
-
-def _number(name: str, recorded: str | None, replayed: str | None, place: int = SAMPLES) -> Difference | None:
-    if recorded is None or replayed is None or recorded == replayed:
-        return None
-    ours, theirs = (repr(float.fromhex(one)) for one in (recorded, replayed))
-    return Difference(name, ours, theirs, place)

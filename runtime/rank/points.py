@@ -19,7 +19,7 @@ from grpo_run.runtime.launch.rank_settings import RankSettings
 from grpo_run.runtime.rank.session import Session
 from grpo_run.runtime.rank.trainer_facts import TrainerFacts
 from grpo_run.runtime.upstream.features import Feature
-from grpo_run.runtime.upstream.patches import Handler
+from grpo_run.runtime.upstream.patches import Handler, noting, wrapped_methods
 from grpo_run.watchdog.observation import Alarm, EndReason
 
 Step = Callable[[int], None]
@@ -51,6 +51,9 @@ class CallPoints:
         step_begins: called when the batches of a step have been read, and the random generators are set.
         forward_passes: called before each forward pass of the trainer's model with its keyword arguments,
             unless it is compiled.
+        losses: called with the raw loss of each micro-batch of a trainer.
+        gradient_norms: called with what a trainer's clipping of gradients returns: their norm over all
+            parameters, or None.
         logged: called with the known numbers that the script logs of a step of a loop.
         step_ends: called when the optimizer has taken a step, before the ranks vote on it.
         votes_begin: called when the ranks have begun to vote on a step, for what may take longer.
@@ -59,6 +62,9 @@ class CallPoints:
         optimized: whether an optimizer has taken a step in the loop's step that ends.
         alarm: set by a feature at the end of a step to end the attempt: the ranks agree on it in the vote
             of the step, and all leave before the next optimizer step and before any save.
+        common: set by a feature at the end of a step: a number that is the same on all ranks if they compute
+            alike; 0 for none.
+        agreed: the number in the last vote; None if ranks had different ones.
         states: what a checkpoint of the call holds of features.
         keeps_order: a feature sees to it that the data goes on where it was: nothing is warned of it.
     """
@@ -72,14 +78,31 @@ class CallPoints:
     leave_loop: Callable[[], None] | None = None
     step_begins: list[Step] = field(default_factory=list)
     forward_passes: list[Callable[[Mapping[str, Any]], None]] = field(default_factory=list)
+    losses: list[Callable[[Any], None]] = field(default_factory=list)
+    gradient_norms: list[Callable[[Any], None]] = field(default_factory=list)
     logged: list[Callable[[Mapping[str, float]], None]] = field(default_factory=list)
     step_ends: list[Step] = field(default_factory=list)
     votes_begin: list[Step] = field(default_factory=list)
     steps_over: list[Step] = field(default_factory=list)
     optimized: bool = True
     alarm: Alarm | None = None
+    common: int = 0
+    agreed: int | None = 0
     states: list[HasState] = field(default_factory=list)
     keeps_order: bool = False
+
+    def present_optimizers(self) -> Iterable[Any]:
+        """Return the optimizers that exist by now: a trainer makes its own after the call has begun."""
+        own = getattr(self.trainer, "optimizer", None)
+        return self.optimizers if own is None else (own,)
+
+    def read_steps(self) -> None:
+        """Pass on losses and gradient norms of the trainer until the call ends."""
+        for target, name, notes in (
+            (self.trainer, "training_step", self.losses),
+            (self.trainer.accelerator, "clip_grad_norm_", self.gradient_norms),
+        ):
+            self.hooks.enter_context(wrapped_methods(target, {name: [noting(one) for one in notes]}))
 
     def state(self) -> dict[str, Any]:
         """Return what a checkpoint holds of features."""

@@ -1,12 +1,14 @@
 """Digests of tensors: of what ranks hold in common, and of what a rank holds of a call.
 
 A digest is the sum of a tensor's bits, read as integers, modulo 2**64: it does not depend on the order of
-additions, and a flipped bit changes it always. Used by features that compare replicas, or a step with its
-replay. Does not communicate.
+additions, and a flipped bit changes it always. Used by features that compare replicas, a step with its
+replay, or the runs of a rehearsal. Does not communicate.
 """
 
 from __future__ import annotations
 
+import hashlib
+import struct
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -28,6 +30,19 @@ def digests(tensors: Sequence[Any]) -> list[int]:
             for (position, _), value in zip(parts, values, strict=True):
                 found[position] = value
     return found
+
+
+def combined(values: Sequence[int]) -> int:
+    """Return one number of 63 bits for several digests."""
+    packed = struct.pack(f"<{len(values)}q", *values)
+    return int.from_bytes(hashlib.blake2b(packed, digest_size=8).digest(), "little") >> 1
+
+
+def digest_of_weights(models: Iterable[Any]) -> str:
+    """Return a digest of the parameters and buffers that this rank holds; "" if it holds none."""
+    tensors = [one for model in models for one in (*model.parameters(), *model.buffers())]
+    held = [local for one in tensors if (local := tensor_files.local_part(one)).numel()]
+    return f"{combined(digests(held)):016x}" if held else ""
 
 
 def bits_of(tensor: Any) -> Any:

@@ -80,17 +80,20 @@ class Vote:
 
     Args:
         fingerprint: of the phases entered since the vote before.
+        common: a number that should be the same on all ranks; 0 for none.
         requests: what callbacks ask for on this rank, after this step.
     """
 
     step: int
     fingerprint: int = 0
+    common: int = 0
     flags: Flags = field(default_factory=Flags)
     requests: ControlRequests = field(default_factory=ControlRequests)
 
     def encode(self) -> list[int]:
         """Return the vector to reduce by MAX. A value and its negation together yield maximum and minimum."""
-        both = [self.step, -self.step, self.fingerprint, -self.fingerprint]
+        numbers = (self.step, self.fingerprint, self.common)
+        both = [one for number in numbers for one in (number, -number)]
         return [*both, *map(int, self.flags), *encode_requests(self.requests)]
 
 
@@ -100,10 +103,14 @@ class VoteResult:
 
     What callbacks ask for on all ranks is done after the step itself, as under torchrun. What they ask for on
     some ranks only is done on all ranks after the next step.
+
+    Attributes:
+        common: the number that all ranks have given; None if they differ.
     """
 
     step: int
     flags: Flags
+    common: int | None = 0
     asked_by_all: ControlRequests = field(default_factory=ControlRequests)
     asked_by_some: ControlRequests = field(default_factory=ControlRequests)
 
@@ -114,7 +121,8 @@ def decode(vector: list[int]) -> VoteResult:
     Raises:
         ConsensusError: ranks voted on different steps, or entered different phases.
     """
-    last_step, first_step, high, low = vector[0], -vector[1], vector[2], -vector[3]
+    last_step, high, most = vector[0:6:2]
+    first_step, low, least = (-one for one in vector[1:6:2])
     if last_step != first_step:
         raise ConsensusError(
             f"ranks voted on different steps: the lowest is {first_step}, the highest {last_step}"
@@ -124,10 +132,14 @@ def decode(vector: list[int]) -> VoteResult:
             f"ranks entered different phases in step {last_step} (fingerprints {high:#x} and {low:#x}):"
             " one rank evaluated, generated or saved where another did not"
         )
-    flags, requests = vector[4 : 4 + len(Flags._fields)], vector[4 + len(Flags._fields) :]
+    flags, requests = vector[6 : 6 + len(Flags._fields)], vector[6 + len(Flags._fields) :]
     by_all, by_some = decode_requests(requests)
     return VoteResult(
-        step=last_step, flags=Flags(*map(bool, flags)), asked_by_all=by_all, asked_by_some=by_some
+        step=last_step,
+        flags=Flags(*map(bool, flags)),
+        common=most if most == least else None,
+        asked_by_all=by_all,
+        asked_by_some=by_some,
     )
 
 

@@ -40,6 +40,17 @@ takes.
 """
 
 
+def noting(note: Callable[[Any], None]) -> Handler:
+    """Return a handler that notes what a method returns."""
+
+    def noted(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        result = original(*args, **kwargs)
+        note(result)
+        return result
+
+    return noted
+
+
 @contextmanager
 def wrapped_methods(target: Any, handlers: Mapping[str, Sequence[Handler | None]]) -> Iterator[None]:
     """Call handlers around methods of an object for the length of the block.

@@ -23,7 +23,7 @@ ADVANTAGES = "advantages"
 COMPLETION_IDS = "completion_ids"
 """Keyword under which a reward function is given the tokens of the completions. Also what a `rollout_func`
 returns, a list for each row, with `PROMPT_IDS`."""
-PROMPT_IDS = "prompt_ids"
+PROMPT_IDS, PROMPT_MASK = "prompt_ids", "prompt_mask"
 BY_TOKEN = (COMPLETION_IDS, "logprobs", "env_mask")
 """What a `rollout_func` returns with a value for each token of a completion."""
 ZERO_STD = "frac_reward_zero_std"
@@ -34,6 +34,8 @@ SCORE = "_get_per_token_logps_and_entropies"
 """Method (model, input_ids, attention_mask, logits_to_keep, batch_size, ...): log-probabilities, `batch_size`
 rows at once.
 """
+SCORED = ("model", "input_ids", "attention_mask")
+"""Its first arguments. What it returns begins with the log-probabilities of the completions' tokens."""
 ACCUMULATION = "current_gradient_accumulation_steps"
 """Attribute: micro-batches of the step in progress."""
 EOS_TOKENS = "eos_token_ids"
@@ -50,6 +52,31 @@ def end_tokens(trainer: Any) -> frozenset[int]:
     tokenizer = getattr(trainer, TOKENIZER, None)
     one = getattr(trainer, EOS_TOKEN, getattr(tokenizer, EOS_TOKEN, None))
     return frozenset() if one is None else frozenset((one,))
+
+
+def unpadded(ids: Any, mask: Any) -> list[list[int]]:
+    """Return the tokens of each row without padding."""
+    rows = zip(ids.tolist(), mask.tolist(), strict=True)
+    return [[token for token, counts in zip(*row, strict=True) if counts] for row in rows]
+
+
+def by_sample(rollout: dict[str, Any], count: int) -> dict[str, list[Any]]:
+    """Return the advantages, and the tokens of prompts and completions, of the rows of a rollout.
+
+    Args:
+        rollout: what scoring has returned; of a subclass, it may have something else.
+        count: rows that there should be.
+    """
+    found: dict[str, list[Any]] = {}
+    advantages: Any = rollout.get(ADVANTAGES)
+    if getattr(advantages, "shape", None) == (count,):
+        found["advantage"] = advantages.tolist()
+    if {PROMPT_IDS, PROMPT_MASK, COMPLETION_IDS, COMPLETION_MASK} <= rollout.keys():
+        prompts = unpadded(rollout[PROMPT_IDS], rollout[PROMPT_MASK])
+        completions = unpadded(rollout[COMPLETION_IDS], rollout[COMPLETION_MASK])
+        if len(prompts) == count == len(completions):
+            found["tokens"] = [prompt + end for prompt, end in zip(prompts, completions, strict=True)]
+    return found
 
 
 def tokens_of(generated: Any) -> tuple[list[list[int]], list[list[int]]] | None:

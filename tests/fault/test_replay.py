@@ -27,7 +27,17 @@ CHANGE = """\
         rows[rows.index(Path("changed").read_text())] = "9.9.9."
         trainer.train_dataset = trainer.train_dataset.from_dict({"prompt": rows})
 """
-"""Before the training of a script."""
+OTHER_SCORES = """\
+    from pathlib import Path
+
+    import torch
+
+    if Path("changed").exists():
+        trainer.model.model.norm.register_forward_hook(
+            lambda module, given, made: made * 1.001 if torch.is_grad_enabled() else made
+        )
+"""
+"""Before the training of a script. The second changes what the policy computes outside of generation."""
 
 
 def steps(output: Path, last: int, *more: str) -> tuple[str, ...]:
@@ -37,19 +47,25 @@ def steps(output: Path, last: int, *more: str) -> tuple[str, ...]:
 
 
 def replayed(run: Run, step: int, *options: str, terminal: int | None = None) -> tuple[int, str]:
-    """Return the exit code of a replay, and the last line that it prints. It must leave nothing.
+    """Return the exit code of a replay, and the last line that it prints. It must leave nothing."""
+    code, lines = printed(run, step, *options, terminal=terminal)
+    return code, lines[-1]
+
+
+def printed(run: Run, step: int, *options: str, terminal: int | None = None) -> tuple[int, list[str]]:
+    """Return the exit code of a replay, and the lines that it prints. It must leave nothing.
 
     It starts cold: a warm start would leave the frames of the command when it forks the ranks' server.
     """
-    before, printed = sorted(run.directory.rglob("*")), run.folder / "printed"
+    before, output = sorted(run.directory.rglob("*")), run.folder / "printed"
     words = [*run.program, "replay", str(run.directory), "--step", str(step), *options]
-    with open(printed, "wb") as file:
+    with open(output, "wb") as file:
         process = warm.start(
             words, cwd=Path("/"), environment=run.environment, stdout=file, stdin=terminal, cold=True
         )
         code = process.wait(120)
-    assert sorted(run.directory.rglob("*")) == before, printed.read_text()
-    return code, printed.read_text().splitlines()[-1]
+    assert sorted(run.directory.rglob("*")) == before, output.read_text()
+    return code, output.read_text().splitlines()
 
 
 def contents(folder: Path) -> dict[Path, tuple[int, int]]:
@@ -81,7 +97,7 @@ def test_a_step_is_equal_until_a_weight_of_its_checkpoint_is_flipped(runs: Runs,
     before = contents(tmp_path / "out")
     code, last = replayed(run, 5)
     assert (code, last.partition(":")[0]) == (0, "step 5 is equal"), last
-    for said in ("8 samples with rewards", "on 2 ranks", "what was logged of 1 step"):
+    for said in ("8 samples with rewards and log-probabilities", "on 2 ranks", "what was logged of 1 step"):
         assert said in last
     assert contents(tmp_path / "out") == before
     (kept,) = (tmp_path / "out").rglob("snapshot-4")
@@ -146,7 +162,74 @@ def test_a_changed_sample_is_the_first_difference(runs: Runs, tmp_path: Path) ->
     assert (code, last.partition(":")[0]) == (0, "step 6 is equal")
     code, last = replayed(run, 4)
     assert code == EXIT_DIFFERENT
-    assert last.startswith("step 4 differs: prompt of sample 0 on rank 1: recorded digest ")
+    assert last.startswith("step 4 differs: prompt of sample 4 on rank 1: recorded digest ")
+
+
+@pytest.mark.full
+@pytest.mark.timeout(200)
+def test_log_probabilities_differ_before_the_loss(runs: Runs, tmp_path: Path) -> None:
+    """The completions and rewards are those of the run, and the policy computes otherwise."""
+    script = tmp_path / "script.py"
+    before_training(script, OTHER_SCORES)
+    words = (*TWO_RANKS, "--keep-every", "2", str(script), *steps(tmp_path / "out", 4))
+    run = runs(*words, environment=WITH_SCRIPTS).start().ended()
+    (tmp_path / "changed").touch()
+    code, last = replayed(run, 4)
+    assert code == EXIT_DIFFERENT
+    said = r"step 3 differs: log-probabilities of sample [0-3] on rank 0: recorded -[0-9.]+ in all \(digest "
+    assert re.match(said, last), last
+
+
+@pytest.mark.timeout(200)
+def test_a_step_is_repeated_without_a_sample(runs: Runs, tmp_path: Path) -> None:
+    """Also in a later step of its rollout, from before it; the run is not changed."""
+    more = ("--steps-per-generation", "2", "--save-total-limit", "3")
+    words = (*TWO_RANKS, "--keep-every", "5", str(SCRIPTS / TRAINER), *steps(tmp_path / "out", 6, *more))
+    run = runs(*words).start().ended()
+    before = contents(tmp_path / "out")
+    code, lines = printed(run, 6, "--drop-sample", "5,14")
+    assert code == 0, lines
+    rows = {row[0]: row[1:] for line in lines[2:] if (row := re.split("  +", line))}
+    assert {name for name, values in rows.items() if values[1] == "left out"} == {
+        "sample 5, advantage", "sample 14, advantage",
+    }  # fmt: skip
+    assert {name for name in rows if "reward overlap" in name} == {
+        f"sample {number}, reward overlap" for number in (*range(4, 8), *range(12, 16))
+    } | {"reward overlap, mean"}
+    for name in ("loss", "gradient norm", "reward overlap, mean", "sample 4, advantage"):
+        ours, theirs = map(float, rows[name])
+        assert ours != theirs, name
+    assert contents(tmp_path / "out") == before
+    assert replayed(run, 6)[0] == 0
+    code, last = replayed(run, 6, "--drop-sample", "16")
+    assert (code, last) == (EXIT_USAGE, "grpo-run: --drop-sample 16: the samples of step 5 are 0 to 15")
+
+
+@pytest.mark.full
+@pytest.mark.timeout(300)
+def test_a_step_is_repeated_with_other_rewards(runs: Runs, tmp_path: Path) -> None:
+    """By the same function, everything is as recorded; a file that fails is refused."""
+    words = (*TWO_RANKS, "--keep-every", "2", str(SCRIPTS / TRAINER), *steps(tmp_path / "out", 4))
+    run = runs(*words).start().ended()
+    file = tmp_path / "rewards.py"
+
+    def values(text: str) -> tuple[int, list[list[str]]]:
+        file.write_text(text)
+        code, lines = printed(run, 4, "--reward-file", str(file))
+        return code, [re.split("  +", line)[1:] for line in lines[2:]]
+
+    same = f"import sys; sys.path.insert(0, {str(SCRIPTS)!r})\nimport tiny\noverlap = tiny.rewards(0.0)\n"
+    code, found = values(same)
+    assert code == 0
+    assert len(found) == 3
+    assert all(ours == theirs for ours, theirs in found)
+    code, found = values(
+        "def overlap(completions, **columns):\n    return [1.0 * i for i, _ in enumerate(completions)]"
+    )
+    assert code == 0
+    assert [theirs for _, theirs in found[3:11:2]] == ["0", "1", "2", "3"]
+    code, _ = values("import nothing_there\ndef overlap(**columns): ...")
+    assert code == EXIT_USAGE
 
 
 @pytest.mark.full

@@ -108,7 +108,7 @@ def environment(folder: Path) -> dict[str, str]:
 
 
 def furnish(folder: Path) -> None:
-    """Write what the commands name: `train.py`, configurations, a model, hooks, and a program `vllm`."""
+    """Write what the commands name: scripts, configurations, a model, hooks, and a program `vllm`."""
     shutil.copytree(REPOSITORY / "examples", folder / "examples")
     (folder / "train.py").write_text(TRAIN)
     (folder / "words").write_text("--max-steps 10 --save-steps 5")
@@ -116,6 +116,7 @@ def furnish(folder: Path) -> None:
     for name in ("zero3.yaml", "zero3.json"):
         text = (CONFIGS / name).read_text()
         (folder / name).write_text(text.replace("tests/configs/", ""))
+    (folder / "fixed.py").write_text("def overlap(completions, **columns): return [1.0] * len(completions)\n")
     (folder / "prompts").mkdir()
     rows = [json.dumps({"prompt": [{"role": "user", "content": f"{number}>"}]}) for number in range(64)]
     (folder / "prompts" / "train.jsonl").write_text("\n".join(rows) + "\n")

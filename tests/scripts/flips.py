@@ -16,7 +16,8 @@ class Flip(TrainerCallback):  # type: ignore[misc]
     """Flips a bit of one element on one rank when a step begins.
 
     Args:
-        what: a parameter (`weight`), its first moment (`moment`), or its reduced gradient (`gradient`).
+        what: a parameter (`weight`), its first moment (`moment`), or its reduced gradient, before or after
+            the norm of the gradients is computed (`reduced`, `gradient`).
         moves: whether each flip is of another element.
         marker: a file for each flip that was done.
     """
@@ -44,10 +45,21 @@ class Flip(TrainerCallback):  # type: ignore[misc]
         """Flip in a gradient that all ranks have in common."""
         self._flip(state, "gradient", next(iter(given["model"].parameters())).grad)
 
+    def before_clipping(self, trainer: Any) -> None:
+        """Let the clipping of a trainer flip first, in a gradient that is not 0."""
+        clip = trainer.accelerator.clip_grad_norm_
+
+        def flip_and_clip(parameters: Any, *given: Any, **named: Any) -> Any:
+            parameters = list(parameters)
+            self._flip(trainer.state, "reduced", parameters[-1].grad)
+            return clip(parameters, *given, **named)
+
+        trainer.accelerator.clip_grad_norm_ = flip_and_clip
+
 
 def main() -> None:
     parser = tiny.rollout_parser(__doc__)
-    parser.add_argument("--flip", choices=("weight", "moment", "gradient"), default="weight")
+    parser.add_argument("--flip", choices=("weight", "moment", "gradient", "reduced"), default="weight")
     parser.add_argument("--flip-rank", type=int, default=1)
     parser.add_argument("--flip-at", type=int, default=0, metavar="STEP")
     parser.add_argument("--times", type=int, default=1)
@@ -58,6 +70,7 @@ def main() -> None:
         arguments.flip, arguments.flip_rank, arguments.flip_at, arguments.times, arguments.moves, Path("flip")
     )
     trainer.add_callback(flip)
+    flip.before_clipping(trainer)
     tiny.train(trainer, arguments)
     tiny.write_digest(trainer, arguments.output_dir)
 

@@ -1,9 +1,9 @@
 """Learning guards in a rank: read each step, ask the guards, and end the attempt if they say so.
 
 Raw loss, gradient norm and logged metrics are read at their source, because transformers logs a NaN loss as
-0 and a metric only every `logging_steps` steps; `read_steps` wraps two public methods for the length of a
-`train()` call and changes nothing. A loop shows what the script logs. A trip whose response ends the attempt
-is raised as an alarm of the call: all ranks leave before the next optimizer step and before any save.
+0 and a metric only every `logging_steps` steps. A loop shows what the script logs. A trip whose response ends
+the attempt is raised as an alarm of the call: all ranks leave before the next optimizer step and before any
+save.
 
 When an exact repetition has ended in the same trip, the supervisor orders new seeds (`FreshSeeds`), and the
 random generators are reseeded at that step; the order of the data stays.
@@ -11,13 +11,11 @@ random generators are reseeded at that step; the order of the data stays.
 
 from __future__ import annotations
 
-import functools
 import math
 import random
 import sys
 import zlib
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from statistics import fmean
 from typing import Any
 
@@ -32,7 +30,6 @@ from grpo_run.runtime.features.learning_guards.settings import (
 from grpo_run.runtime.rank.points import CallPoints, RankFeature
 from grpo_run.runtime.rank.session import Session
 from grpo_run.runtime.upstream import async_grpo_names, tensor_files, trainer_names
-from grpo_run.runtime.upstream.patches import override_attributes
 from grpo_run.watchdog.causes import Cause
 from grpo_run.watchdog.json_values import to_json
 from grpo_run.watchdog.observation import Alarm
@@ -136,32 +133,6 @@ class TrainerSteps:
         tables = getattr(self._trainer, trainer_names.METRICS, None)
         found = tables.get("train") if isinstance(tables, Mapping) else None
         return found if isinstance(found, Mapping) else {}
-
-
-@contextmanager
-def read_steps(trainer: Any, reader: TrainerSteps) -> Iterator[None]:
-    """Pass the losses and the norms of the gradient to the reader for the length of the block."""
-    training_step, accelerator = trainer.training_step, trainer.accelerator
-    clip = accelerator.clip_grad_norm_
-
-    @functools.wraps(training_step)
-    def step(*args: Any, **kwargs: Any) -> Any:
-        loss = training_step(*args, **kwargs)
-        reader.note_loss(loss)
-        return loss
-
-    @functools.wraps(clip)
-    def clip_and_note(*args: Any, **kwargs: Any) -> Any:
-        norm = clip(*args, **kwargs)
-        reader.note_norm(norm)
-        return norm
-
-    with (
-        reader.requests.read(),
-        override_attributes(trainer, training_step=step),
-        override_attributes(accelerator, clip_grad_norm_=clip_and_note),
-    ):
-        yield
 
 
 def _is_finite(value: Any) -> bool:
@@ -318,7 +289,9 @@ class LearningGuardsPart(RankFeature):
         steps: LoggedSteps | TrainerSteps
         if points.trainer is not None:
             steps = TrainerSteps(points.trainer)
-            points.hooks.enter_context(read_steps(points.trainer, steps))
+            points.hooks.enter_context(steps.requests.read())
+            points.losses.append(steps.note_loss)
+            points.gradient_norms.append(steps.note_norm)
         else:
             steps = logged = LoggedSteps(session, points)
             points.logged.append(logged.note)

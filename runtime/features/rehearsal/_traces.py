@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -47,16 +46,3 @@ def digest_of_values(value: Any) -> str:
 
     text = json.dumps(value, default=plain, sort_keys=True, skipkeys=True)
     return hashlib.sha256(text.encode(errors="backslashreplace")).hexdigest()
-
-
-def digest_of_weights(models: Iterable[Any]) -> str:
-    """Return a digest of the parameters and buffers that this rank holds; "" if it holds none."""
-    digest, elements = hashlib.sha256(), 0
-    for model in models:
-        for name, tensor in (*model.named_parameters(), *model.named_buffers()):
-            local = tensor.detach()
-            local = local.to_local() if hasattr(local, "to_local") else local
-            elements += local.numel()
-            digest.update(name.encode())
-            digest.update(local.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
-    return digest.hexdigest() if elements else ""

@@ -18,6 +18,7 @@ import wrapt
 from grpo_run.runtime.launch.rehearsal import Rehearsal, current
 from grpo_run.runtime.rank.points import AgentCall, CallPoints, RankFeature, RolloutPoints
 from grpo_run.runtime.rank.session import Session
+from grpo_run.runtime.rank.tensor_digests import digest_of_weights
 from grpo_run.runtime.upstream import trainer_names
 from grpo_run.runtime.upstream.async_functions import is_coroutine_function
 from grpo_run.runtime.upstream.tracker_names import leave_out_trackers
@@ -94,7 +95,7 @@ class RehearsalPart(RankFeature):
         """Note the weights before the first step and after each step that could be the last, and batches."""
         if (rehearsal := current()) is None:
             return
-        from grpo_run.runtime.features.rehearsal._traces import Traces, digest_of_values, digest_of_weights
+        from grpo_run.runtime.features.rehearsal._traces import Traces, digest_of_values
 
         traces, models = Traces(rehearsal.traces, session.rank), list(points.models)
         span = rehearsal.span(getattr(points.trainer, "args", None))

@@ -6,23 +6,7 @@ import code
 import contextlib
 import os
 import sys
-from typing import Any, TextIO
-
-
-class _Console(code.InteractiveConsole):
-    """Reads from a terminal that is not this process's standard input."""
-
-    def __init__(self, names: dict[str, Any], reader: TextIO) -> None:
-        super().__init__(names)
-        self._reader = reader
-
-    def raw_input(self, prompt: str = "") -> str:
-        """Return one line."""
-        print(prompt, end="", file=sys.stderr, flush=True)
-        line = self._reader.readline()
-        if not line:
-            raise EOFError
-        return line.rstrip("\n")
+from typing import Any
 
 
 def interact(terminal: str, names: dict[str, Any], banner: str) -> None:
@@ -36,6 +20,12 @@ def interact(terminal: str, names: dict[str, Any], banner: str) -> None:
     def opener(path: str, flags: int) -> int:
         return os.open(path, flags | os.O_NOCTTY)
 
+    def read(prompt: str = "") -> str:
+        print(prompt, end="", file=sys.stderr, flush=True)
+        if not (line := reader.readline()):
+            raise EOFError
+        return line.rstrip("\n")
+
     with (
         open(terminal, opener=opener) as reader,
         open(terminal, "w", opener=opener) as writer,
@@ -43,4 +33,5 @@ def interact(terminal: str, names: dict[str, Any], banner: str) -> None:
         contextlib.redirect_stderr(writer),
         contextlib.suppress(SystemExit),
     ):
-        _Console(names, reader).interact(banner, exitmsg="")
+        # the terminal is not this process's standard input
+        code.interact(banner, read, names, exitmsg="")

@@ -1,29 +1,31 @@
 """Replay in a rank: record what a step computes, and end a replay after its last step.
 
 A run without `--keep-every` is not touched. A file that cannot be written ends the recording, never the
-training. The loss is read from what `training_step` returns, and the gradient norm from what
-`clip_grad_norm_` does; a loop gives both to `loop.log`.
+training. A loop gives loss and gradient norm to `loop.log`.
 """
 
 from __future__ import annotations
 
 import os
 import zlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
 import msgspec
+from msgspec.structs import replace
 
+from grpo_run.runtime.errors import ConfigError
+from grpo_run.runtime.features.replay._changes import Changes
 from grpo_run.runtime.features.replay._prompt import interact
 from grpo_run.runtime.features.replay.settings import ReplaySettings
 from grpo_run.runtime.history.run_directory import RunDirectory
-from grpo_run.runtime.history.step_records import Sample, StepRecord, append, digest_text
+from grpo_run.runtime.history.step_records import Sample, Scored, StepRecord, append, digest_text
 from grpo_run.runtime.rank.output import flush_output
 from grpo_run.runtime.rank.points import CallPoints, RankFeature, RolloutPoints
 from grpo_run.runtime.rank.session import Session
 from grpo_run.runtime.rank.tensor_digests import digests, tensors_of_rank
-from grpo_run.runtime.upstream import tensor_files
-from grpo_run.runtime.upstream.patches import override_attributes
+from grpo_run.runtime.upstream import rollout_names, tensor_files
+from grpo_run.runtime.upstream.patches import wrapped_methods
 from grpo_run.runtime.upstream.tracker_names import leave_out_trackers
 from grpo_run.watchdog.observation import RankState
 
@@ -42,7 +44,10 @@ class StepRecorder:
         self._file = RunDirectory(path=session.config.run_directory).steps / f"rank{session.rank}.jsonl"
         self._names: list[str] | None = None
         self._failed = False
-        self._samples: list[Sample] = []
+        self.rows = range(0)
+        """Numbers of the samples of the last rollout on this rank, among those of all ranks in the step."""
+        self._rollouts: list[list[Sample]] = []
+        self._scored: list[tuple[Any, Any, Any]] = []
         self._losses: list[Any] = []
         self._norm: Any = None
 
@@ -59,24 +64,58 @@ class StepRecorder:
         session, points = self._session, self._points
         if session.rank == self._replay.shell_rank:
             names = {"trainer": points.trainer, "models": list(points.models), "step": step}
-            names["optimizers"] = list(self._optimizers())
+            names["optimizers"] = list(points.present_optimizers())
             banner = f"Step {step} begins on rank {session.rank}: {', '.join(names)}. Ctrl-D goes on."
             interact(self._replay.terminal, names, banner)
         session.votes.collect()
         session.votes.gather([step])
 
+    def note_rollout(self, original: Callable[..., Any], rows: Any, *args: Any, **kwargs: Any) -> Any:
+        """Note the samples of a rollout; those of an evaluation are left out."""
+        if not self._points.trainer.model.training:
+            return original(rows, *args, **kwargs)
+        first = self._session.world_size * sum(map(len, self._rollouts)) + self._session.rank * len(rows)
+        self.rows = range(first, first + len(rows))
+        self._rollouts.append([])
+        rollout = original(rows, *args, **kwargs)
+        if isinstance(rollout, dict):
+            samples = self._rollouts[-1]
+            for name, values in rollout_names.by_sample(rollout, len(samples)).items():
+                digest = float.hex if name == "advantage" else _digest
+                samples[:] = [
+                    replace(one, **{name: digest(v)}) for one, v in zip(samples, values, strict=True)
+                ]
+        return rollout
+
     def note_rewards(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Note the rows of a rollout with their rewards; those of an evaluation are left out."""
+        """Note the rows of a rollout with their rewards, which may be computed twice."""
         rewards, trainer = original(*args, **kwargs), self._points.trainer
-        if trainer.model.training and len(args) >= 4 and hasattr(rewards, "shape"):
+        if trainer.model.training and self._rollouts and len(args) >= 4 and hasattr(rewards, "shape"):
             _, prompts, _, tokens = args[:4]
             first = self._session.rank * len(prompts)
             table = rewards[first : first + len(prompts)].tolist()
             names = list(getattr(trainer, "reward_func_names", ()))
-            for prompt, completion, values in zip(prompts, tokens, table, strict=False):
-                named = {name: value.hex() for name, value in zip(names, values, strict=False)}
-                self._samples.append(Sample(_digest(prompt), _digest(list(completion)), named))
+            self._rollouts[-1] = [
+                Sample(
+                    prompt=_digest(prompt),
+                    completion=_digest(list(completion)),
+                    rewards={name: value.hex() for name, value in zip(names, values, strict=False)},
+                    number=number,
+                )
+                for number, prompt, completion, values in zip(self.rows, prompts, tokens, table, strict=False)
+            ]
         return rewards
+
+    def note_scores(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Note the log-probabilities of a forward pass of which there is a gradient; read after the step."""
+        scores, given = (
+            original(*args, **kwargs),
+            dict(zip(rollout_names.SCORED, args, strict=False)) | kwargs,
+        )
+        if isinstance(scores, tuple) and scores[0].requires_grad:
+            ids, mask = (given[name] for name in rollout_names.SCORED[1:])
+            self._scored.append((scores[0].detach(), ids, mask))
+        return scores
 
     def note_logged(self, values: Mapping[str, float]) -> None:
         """Note what a loop logs of the step."""
@@ -84,27 +123,18 @@ class StepRecorder:
             self._losses = [values["loss"]]
         self._norm = values.get("grad_norm", self._norm)
 
-    def note_steps(self, trainer: Any) -> None:
-        """Read losses and gradient norms of a trainer until the call ends."""
-        training_step, clip = trainer.training_step, trainer.accelerator.clip_grad_norm_
+    def note_loss(self, loss: Any) -> None:
+        """Note the raw loss of a micro-batch."""
+        self._losses.append(loss)
 
-        def step(*args: Any, **kwargs: Any) -> Any:
-            loss = training_step(*args, **kwargs)
-            self._losses.append(loss)
-            return loss
-
-        def clip_and_note(*args: Any, **kwargs: Any) -> Any:
-            self._norm = clip(*args, **kwargs)
-            return self._norm
-
-        hooks = self._points.hooks
-        hooks.enter_context(override_attributes(trainer, training_step=step))
-        hooks.enter_context(override_attributes(trainer.accelerator, clip_grad_norm_=clip_and_note))
+    def note_norm(self, norm: Any) -> None:
+        """Note the norm of the gradient."""
+        self._norm = norm
 
     def end_step(self, step: int) -> None:
         """Record the step."""
         self._write(step)
-        self._samples, self._losses, self._norm = [], [], None
+        self._rollouts, self._scored, self._losses, self._norm = [], [], [], None
         if self._replays:
             self._points.alarm = None  # the run has gone on, or has recorded why it has not
 
@@ -118,12 +148,14 @@ class StepRecorder:
     def _write(self, step: int, *, starts: bool = False) -> None:
         if self._failed:
             return
-        held = list(tensors_of_rank(self._points.models, self._optimizers()))
+        held = list(tensors_of_rank(self._points.models, self._points.present_optimizers()))
         names, values = [name for name, _ in held], digests([tensor for _, tensor in held])
         record = StepRecord(
             train_call=self._points.train_call,
             step=step,
-            samples=[] if starts else self._samples,
+            samples=[] if starts else [one for rollout in self._rollouts for one in rollout],
+            generations=int(getattr(self._points.trainer, "num_generations", 0)) if self._rollouts else 0,
+            scored=[one for scores in self._scored for one in _scored(*scores)],
             loss=_hex(self._losses),
             grad_norm=_hex([] if self._norm is None else [self._norm]),
             names=None if names == self._names else names,
@@ -138,18 +170,27 @@ class StepRecorder:
             self._failed = True
             self._session.warn_in_journal(f"steps are no longer recorded: {error}")
 
-    def _optimizers(self) -> Iterable[Any]:
-        trainer = self._points.trainer
-        if trainer is not None:
-            return () if trainer.optimizer is None else (trainer.optimizer,)
-        return self._points.optimizers
-
 
 def _hex(values: list[Any]) -> str | None:
     """Return every bit of a sum of numbers."""
     if not values:
         return None
     return float(sum(float(tensor_files.local_part(value)) for value in values)).hex()
+
+
+def _scored(logps: Any, ids: Any, mask: Any) -> list[Scored]:
+    """Return what is recorded of each row of a forward pass."""
+    kept = mask[:, -logps.shape[1] :].bool()
+    values = [row[of_row] for row, of_row in zip(logps, kept, strict=True)]
+    return [
+        Scored(_digest(tokens), digest_text(digest), total.hex())
+        for tokens, digest, total in zip(
+            rollout_names.unpadded(ids, mask),
+            digests(values),
+            logps.double().masked_fill(~kept, 0).sum(1).tolist(),
+            strict=True,
+        )
+    ]
 
 
 def _digest(value: Any) -> str:
@@ -186,10 +227,12 @@ class ReplayPart(RankFeature):
             self._recorder = None
             return
         self._recorder = recorder = StepRecorder(session, points, replay)
-        if points.trainer is not None:
-            recorder.note_steps(points.trainer)
-            if replay.last_step:
-                _leave_out(points.trainer)
+        points.losses.append(recorder.note_loss)
+        points.gradient_norms.append(recorder.note_norm)
+        scores = {rollout_names.SCORE: [recorder.note_scores]}
+        points.hooks.enter_context(wrapped_methods(points.trainer, scores))
+        if points.trainer is not None and replay.last_step:
+            _leave_out(points.trainer)
         points.logged.append(recorder.note_logged)
         points.step_begins.append(recorder.begin_step)
         points.step_ends.append(recorder.end_step)
@@ -197,8 +240,19 @@ class ReplayPart(RankFeature):
 
     def rollouts(self, trainer: Any, session: Session, train_call: int, points: RolloutPoints) -> None:
         """Note the samples of the call's rollouts."""
-        if self._recorder is not None:
-            points.rewards.append(self._recorder.note_rewards)
+        recorder, replay = self._recorder, session.config.of(ReplaySettings)
+        if recorder is None:
+            return
+        points.inputs.insert(0, recorder.note_rollout)
+        points.rewards.append(recorder.note_rewards)
+        if replay.changes_from and train_call == replay.train_call:
+            try:
+                changes = Changes(trainer, points.facts, replay, lambda: recorder.rows)
+            except ConfigError as error:  # on all ranks
+                session.warn_in_journal(str(error))
+                _end(session)
+            points.leaving.append(changes.row_reasons)
+            points.reward_functions.append(changes.replaced)
 
 
 PART = ReplayPart()

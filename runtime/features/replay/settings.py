@@ -13,6 +13,10 @@ class ReplaySettings:
     Attributes:
         train_call: of the step.
         last_step: 0 for a run that is no replay.
+        changes_from: the step from which on samples are left out of the loss, or rewards are others; 0 for
+            none.
+        dropped: numbers of these samples.
+        reward_file: a Python file with other reward functions; "" for none.
         shell_rank, terminal: on which rank and terminal the user is asked when the last step begins; "" for
             none.
     """
@@ -20,6 +24,9 @@ class ReplaySettings:
     NAME: ClassVar[str] = "replay"
     train_call: int = 1
     last_step: int = 0
+    changes_from: int = 0
+    dropped: tuple[int, ...] = ()
+    reward_file: str = ""
     shell_rank: int = 0
     terminal: str = ""
 

@@ -6,9 +6,7 @@ Tensors that are spread over ranks have no second copy and are left out. The dig
 
 from __future__ import annotations
 
-import hashlib
 import math
-import struct
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -44,12 +42,6 @@ def tensors_in_common(models: Iterable[Any], optimizers: Iterable[Any]) -> Itera
                 for key, value in moments.items() if isinstance(moments, Mapping) else ():
                     if getattr(value, "shape", None) == parameter.shape and not _is_spread(value):
                         yield f"{key} of {prefix}{name}", value
-
-
-def combined(values: Sequence[int]) -> int:
-    """Return one number of 63 bits for several digests."""
-    packed = struct.pack(f"<{len(values)}q", *values)
-    return int.from_bytes(hashlib.blake2b(packed, digest_size=8).digest(), "little") >> 1
 
 
 def minority(values: Sequence[int]) -> tuple[int, ...]:

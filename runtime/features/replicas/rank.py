@@ -1,18 +1,20 @@
 """Replicas in a rank: compare after every so many steps, and end the attempt if ranks differ.
 
-The ranks compare one number first, and the digests of all tensors only if it differs. What differs at the
-first comparison of a call, as local parameters do, is excluded from then on, which a checkpoint remembers; so
-is what differs in the same bits after an exact repetition, if no majority shows which rank is wrong. A layout
-that spreads parameters over ranks has no second copy of them, so nothing is compared.
+The ranks compare one number first, and the digests of all tensors only if it differs. The vote on each step
+has the norm of the gradients that they have reduced: if it differs, they compare at the end of the next step.
+What differs at the first comparison of a call, as local parameters do, is excluded from then on, which a
+checkpoint remembers; so is what differs in the same bits after an exact repetition, if no majority shows
+which rank is wrong. A layout that spreads parameters over ranks has no second copy of them, so nothing is
+compared.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import math
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from grpo_run.runtime.features.replicas._digests import (
-    combined,
     differing_element,
     element,
     far_from,
@@ -23,8 +25,9 @@ from grpo_run.runtime.features.replicas.events import ReplicaNamed, ReplicasComp
 from grpo_run.runtime.features.replicas.settings import Difference, RankReplicas, ReplicaSettings
 from grpo_run.runtime.rank.points import CallPoints, RankFeature
 from grpo_run.runtime.rank.session import Session
-from grpo_run.runtime.rank.tensor_digests import digests
+from grpo_run.runtime.rank.tensor_digests import combined, digests
 from grpo_run.runtime.rank.trainer_facts import REPLICATED
+from grpo_run.runtime.rank.vote import to_bits
 from grpo_run.watchdog.causes import Cause
 from grpo_run.watchdog.observation import Alarm
 from grpo_run.watchdog.text import counted, rank_names
@@ -56,13 +59,49 @@ class Comparison:
         self._told = False
         self._excluded: set[str] | None = None
         self._agreed = 0
+        self._norm: Any = None
+        self._norms_agreed: bool | None = False
+        """Whether ranks have had the same norm, not 0, in this attempt; None if it is a rank's own."""
+
+    def note_norm(self, norm: Any) -> None:
+        """Note the norm of the gradients, which ranks have reduced."""
+        self._norm = norm
 
     def end_step(self, step: int) -> None:
-        """Compare, if it is time to, or if the script saves after this step. Collective."""
-        saves = int(getattr(getattr(self._points.trainer, "state", None), "save_steps", 0) or 0)
-        if not self._every or (step % self._every and not (saves and step % saves == 0)):
+        """Compare if it is time to, if the script saves after this step, if norms differed in the last vote,
+        or if an earlier attempt found a difference here. Collective.
+        """
+        differed = self._norms_differed()
+        self._points.common = 0 if self._norms_agreed is None else _bits(self._norm)
+        self._norm = None
+        if not self._every:
             return
-        in_common = tensors_in_common(self._points.models, self._optimizers())
+        saves = int(getattr(getattr(self._points.trainer, "state", None), "save_steps", 0) or 0)
+        due = step % self._every == 0 or (saves and step % saves == 0)
+        if differed or due or any(one.step == step for one in self._open):
+            self._compare(step)
+        if differed and self._agreed == step:  # in everything that is trained
+            self._leave_norms()
+
+    def _norms_differed(self) -> bool:
+        """Whether ranks had different norms in the last vote, after they had equal ones."""
+        agreed, self._points.agreed = self._points.agreed, 0
+        if agreed is not None:
+            self._norms_agreed = self._norms_agreed if not agreed else True
+        elif not self._norms_agreed:
+            self._leave_norms()
+        return agreed is None and bool(self._norms_agreed)
+
+    def _leave_norms(self) -> None:
+        """Compare norms no longer in this attempt: each rank has its own."""
+        self._norms_agreed, self._points.common = None, 0
+        if self._session.is_main:
+            self._session.warn("norms of the gradients differ between ranks: they are not compared")
+
+    def _compare(self, step: int) -> None:
+        """Compare what ranks hold in common."""
+        optimizers = self._points.present_optimizers() if self._points.trainer is not None else ()
+        in_common = tensors_in_common(self._points.models, optimizers)
         tensors = {name: tensor for name, tensor in in_common if name not in (self._excluded or ())}
         gather = self._session.votes.gather
         try:
@@ -117,10 +156,6 @@ class Comparison:
         match state.get(STATE):
             case {"excluded": [*names], "agreed": int(agreed)}:
                 self._excluded, self._agreed = set(map(str, names)), agreed
-
-    def _optimizers(self) -> Iterable[Any]:
-        optimizer = getattr(self._points.trainer, "optimizer", None)  # made after the call has begun
-        return () if optimizer is None else (optimizer,)
 
     def _begin(self, tensors: Mapping[str, Any], excluded: set[str]) -> None:
         """Note what is compared from here on."""
@@ -195,6 +230,12 @@ class Comparison:
         )
 
 
+def _bits(norm: Any) -> int:
+    """Return the bits of a norm to vote on; 0 for none, and for one that is not finite."""
+    value = 0.0 if norm is None else float(norm)
+    return to_bits(value) if 0 < value < math.inf else 0
+
+
 class ReplicasPart(RankFeature):
     """Replicas at the points of a rank."""
 
@@ -209,6 +250,7 @@ class ReplicasPart(RankFeature):
             return
         told = RankReplicas.model_validate(session.settings.features.get(self.name) or {})
         comparison = Comparison(session, points, every, told)
+        points.gradient_norms.append(comparison.note_norm)
         points.step_ends.append(comparison.end_step)
         points.states.append(comparison)
 

@@ -143,6 +143,7 @@ def run_train_call(
         hooks.callback(exact.close)
         for feature in guard.features:
             feature.call(session, points)
+        points.read_steps()
         hooks.enter_context(rollouts_hooked(trainer, facts, guard, call.ordinal, step_vote))
         hooks.enter_context(record_model_activity(trainer, session, points.forward_passes))
         warn_once = functools.cache(session.warn_in_journal if session.is_main else lambda text: None)

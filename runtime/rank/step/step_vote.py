@@ -107,7 +107,13 @@ class StepVote:
             release=cleanup.release,
         )
         self._in_progress = True
-        vote = Vote(step=step, fingerprint=self.fingerprint.take(), flags=flags, requests=requests)
+        vote = Vote(
+            step=step,
+            fingerprint=self.fingerprint.take(),
+            common=self._points.common,
+            flags=flags,
+            requests=requests,
+        )
         self._session.votes.start(vote)
         slot = self._session.slot
         slot.voted_step = step
@@ -132,6 +138,7 @@ class StepVote:
         if result is None:  # collected by the next call, after an exception that the script has handled
             return None
         slot.committed_step = result.step
+        self._points.agreed = result.common
         slot.votes = votes.votes
         slot.vote_wait_seconds = votes.wait_seconds
         if result.flags.alarm:

@@ -3,12 +3,25 @@
 from __future__ import annotations
 
 import os
+import re
+from argparse import ArgumentTypeError
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
-from grpo_run.cli.replay import made_by_run, redirected, what_is_there
+from grpo_run.cli.replay import (
+    changes_from,
+    check_numbers,
+    made_by_run,
+    redirected,
+    reward_file,
+    sample_numbers,
+    what_is_there,
+)
+from grpo_run.runtime.errors import UsageError
+from grpo_run.runtime.history.step_comparison import CallRecords
+from grpo_run.runtime.history.step_records import StepRecord
 
 
 @pytest.mark.parametrize(
@@ -56,3 +69,43 @@ def test_folders_around_outputs_are_the_runs_if_nothing_in_them_is_older(
     found = made_by_run(["mine/sft", "mine/grpo", "data/run/out"], began=2000.0)
     expected = ("mine/sft", "mine/grpo", "data/run/out", "mine", "data/run")
     assert set(found) == {tmp_path.resolve() / path for path in expected}
+
+
+def test_samples_that_a_step_does_not_have_are_refused() -> None:
+    """Unless nothing is known of the step before it is replayed."""
+    assert sample_numbers("3,5") == (3, 5)
+    check_numbers((3, 5), range(6), 7)
+    check_numbers((99,), (), 7)
+    with pytest.raises(UsageError, match="--drop-sample 6: the samples of step 7 are 0 to 5"):
+        check_numbers((3, 6), range(6), 7)
+    with pytest.raises(ArgumentTypeError, match="'3;5' is not a list of numbers"):
+        sample_numbers("3;5")
+
+
+def test_a_step_without_samples_cannot_be_changed() -> None:
+    """As of supervised training; where nothing is recorded, the step itself may have some."""
+    record = StepRecord(train_call=1, step=7)
+    with pytest.raises(UsageError, match="step 7 trains on no samples with rewards"):
+        changes_from(CallRecords(ranks={0: {7: record}}, logged={}), 7)
+    assert changes_from(CallRecords(ranks={}, logged={}), 7) == 7
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("def judge(**given): ...", ""), ("from json import loads as judge", ""), ("def (", "invalid syntax"),
+        ("other = 1", "defines no reward function of the run (judge, length)"), (None, "No such file"),
+    ],
+)  # fmt: skip
+def test_a_file_without_a_reward_function_of_the_run_is_refused(
+    text: str | None, said: str, tmp_path: Path
+) -> None:
+    """Before anything is launched."""
+    file = tmp_path / "rewards.py"
+    if text is not None:
+        file.write_text(text)
+    if said:
+        with pytest.raises(UsageError, match=re.escape(said)):
+            reward_file(str(file), {"judge", "length"})
+    else:
+        assert reward_file(str(file), {"judge", "length"}) == str(file)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from grpo_run.runtime.rank.tensor_digests import digests, tensors_of_rank
+from grpo_run.runtime.rank.tensor_digests import combined, digest_of_weights, digests, tensors_of_rank
 
 
 def trained() -> tuple[torch.nn.Linear, torch.optim.AdamW]:
@@ -52,3 +52,20 @@ def test_a_flipped_bit_changes_the_digest_of_its_tensor_only() -> None:
         after = digests(tensors)
         assert [one for one in range(4) if before[one] != after[one]] == [number]
         before = after
+
+
+def test_digests_of_one_model_are_one_number() -> None:
+    """Which fits into a vote, and depends on the order of the tensors."""
+    values = digests([torch.ones(3), torch.zeros(0), torch.full((2,), -1.0)])
+    assert 0 <= combined(values) < 1 << 63
+    assert combined(values) != combined(values[::-1])
+    assert combined([]) == combined([])
+
+
+def test_weights_of_models_are_one_text() -> None:
+    """A buffer counts, and a rank that holds none has no text."""
+    module = torch.nn.BatchNorm1d(3)
+    before = digest_of_weights([module])
+    module(torch.ones(2, 3))
+    assert before != digest_of_weights([module])
+    assert digest_of_weights([torch.nn.ParameterList([torch.empty(0)])]) == digest_of_weights([]) == ""

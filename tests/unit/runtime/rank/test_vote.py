@@ -74,3 +74,15 @@ def test_each_flag_is_encoded_on_its_own(name: str) -> None:
     assert decode(Vote(step=1).encode()).flags == Flags()
     only = Flags(**{name: True})
     assert decode(Vote(step=1, flags=only).encode()).flags == only
+
+
+def test_a_number_in_common_is_returned_if_it_is() -> None:
+    """Also the largest, and of one rank that has none."""
+    for numbers, found in (
+        ((7, 7), 7),
+        ((7, 8), None),
+        ((0, 0), 0),
+        ((0, 7), None),
+        ((2**63 - 1,) * 2, 2**63 - 1),
+    ):
+        assert decode(reduced([Vote(step=1, common=number) for number in numbers])).common == found

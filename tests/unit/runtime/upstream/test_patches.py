@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from grpo_run.runtime.upstream.patches import override_attributes, wrapped_methods
+from grpo_run.runtime.upstream.patches import noting, override_attributes, wrapped_methods
 
 
 class Trainer:
@@ -68,5 +68,8 @@ def test_handlers_are_called_from_the_outside_in() -> None:
         with wrapped_methods(model, {"answer": [around("c")]}):
             assert model.answer("?") == "c(a(b(<?cab>)))"
     assert vars(model) == {}
+    noted: list[str] = []
+    with wrapped_methods(model, {"answer": [noting(noted.append)]}):
+        assert [model.answer("?")] == noted
     with wrapped_methods(model, {"answer": [None]}):
         assert vars(model) == {}

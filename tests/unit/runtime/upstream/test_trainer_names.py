@@ -155,6 +155,19 @@ def test_a_rollout_has_the_keys_that_are_masked(file: str, name: str, keys: set[
 
 
 @pytest.mark.parametrize(("file", "name"), TRL_TRAINERS)
+def test_log_probabilities_are_computed_of_tokens_and_mask(file: str, name: str) -> None:
+    """Which a rollout has for prompt and completion; they come first in what is returned."""
+    found = methods("trl", f"trainer/{file}.py", name)
+    score = found[rollout_names.SCORE]
+    assert tuple(one.arg for one in score.args.args[1:4]) == rollout_names.SCORED
+    assert "return (logps, " in ast.unparse(score)
+    call = f"self.{rollout_names.SCORE}(model, input_ids, attention_mask, logits_to_keep"
+    assert call in ast.unparse(found["_compute_loss"])
+    keys = (rollout_names.PROMPT_IDS, rollout_names.PROMPT_MASK, rollout_names.COMPLETION_IDS)
+    assert {*keys, rollout_names.COMPLETION_MASK} <= returned_keys(found[trainer_names.GENERATE_AND_SCORE])
+
+
+@pytest.mark.parametrize(("file", "name"), TRL_TRAINERS)
 def test_rewards_are_a_table_in_which_nan_stands_for_none(file: str, name: str) -> None:
     """Functions are called with keywords; the table is gathered last, and rows of NaN leave the baseline."""
     found = methods("trl", f"trainer/{file}.py", name)

@@ -79,6 +79,8 @@ class Call:
         facts = None if trainer is None else TrainerFacts.of(trainer, 8)
         self.points = CallPoints(train_call=1, trainer=trainer, facts=facts, hooks=hooks)
         PART.call(session, self.points)
+        if trainer is not None:
+            self.points.read_steps()
 
     def begins(self, step: int) -> None:
         """Begin a step."""

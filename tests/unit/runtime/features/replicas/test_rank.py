@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from contextlib import ExitStack
 from types import SimpleNamespace
@@ -41,8 +42,10 @@ class Rank:
         )
         PART.call(session, self.points)
 
-    def step(self, number: int) -> None:
+    def step(self, number: int, norm: float | None = None) -> None:
         """End a step."""
+        for note in self.points.gradient_norms:
+            note(norm)
         for ends in self.points.step_ends:
             ends(number)
 
@@ -64,7 +67,15 @@ def make_ranks() -> Callable[..., list[Rank]]:
 def together(ranks: list[Rank], *steps: int) -> None:
     """Let all ranks end the same steps."""
     for step in steps:
-        run_ranks(*(lambda rank=rank, step=step: rank.step(step) for rank in ranks))  # type: ignore[misc]
+        with_norms(ranks, step, *[None] * len(ranks))
+
+
+def with_norms(ranks: list[Rank], step: int, *norms: float | None) -> None:
+    """Let all ranks end a step with these norms of their gradients, and vote on it."""
+    run_ranks(*(functools.partial(rank.step, step, norm) for rank, norm in zip(ranks, norms, strict=True)))
+    numbers = {rank.points.common for rank in ranks}
+    for rank in ranks:
+        rank.points.agreed = rank.points.common if len(numbers) == 1 else None
 
 
 def test_equal_ranks_go_on_and_are_compared_seldom(make_ranks: Callable[..., list[Rank]]) -> None:
@@ -94,6 +105,52 @@ def test_a_rank_that_differs_ends_the_attempt_on_all(make_ranks: Callable[..., l
     )
     found = Difference.model_validate(alarms[0].details)
     assert (found.agreed, found.name, found.position, found.ranks) == (10, "weight", 5, ())
+
+
+def test_norms_that_differ_end_the_attempt_in_the_next_step(make_ranks: Callable[..., list[Rank]]) -> None:
+    """Where the weights have got what the gradients had; the repetition looks at the same step."""
+    ranks = make_ranks()
+    together(ranks, 10)
+    with_norms(ranks, 11, 0.5, 0.5)
+    with_norms(ranks, 12, 0.5, 0.7)
+    ranks[1].flip()
+    assert [rank.points.alarm for rank in ranks] == [None, None]
+    with_norms(ranks, 13, 0.5, 0.5)
+    alarm = ranks[0].points.alarm
+    assert alarm is not None
+    found = Difference.model_validate(alarm.details)
+    assert (found.step, found.agreed, found.name) == (13, 10, "weight")
+    ranks = make_ranks(2, RankReplicas(differences=(found,), open=(found,)))
+    together(ranks, 10, 11, 12, 13)
+    assert [list(event["ranks"]) for event in ranks[0].journal if event["event"] == "replica_named"] == [[1]]
+
+
+@pytest.mark.parametrize("before", [(), (0.5,), (0.0, 0.5, 0.5)])
+def test_norms_of_ranks_that_hold_the_same_are_their_own(
+    before: tuple[float, ...], make_ranks: Callable[..., list[Rank]]
+) -> None:
+    """From the first on, or later, as where a trainer does not reduce them; it is said once."""
+    ranks = make_ranks()
+    for step, norm in enumerate(before, 1):
+        with_norms(ranks, step, norm, norm)
+    for step in range(len(before) + 1, 40):
+        with_norms(ranks, step, 0.5, 0.5 + step)
+    assert [rank.points.alarm for rank in ranks] == [None, None]
+    assert ranks[0].warned == ["norms of the gradients differ between ranks: they are not compared"]
+    assert ranks[0].points.common == 0
+    ranks[1].flip()
+    together(ranks, 40)
+    assert all(rank.points.alarm is not None for rank in ranks)
+
+
+def test_norms_that_are_no_numbers_are_not_compared(make_ranks: Callable[..., list[Rank]]) -> None:
+    """A learning guard ends such a run; 0 says nothing, and DeepSpeed has -1."""
+    (rank,) = make_ranks(1)
+    for norm in (None, float("nan"), float("inf"), 0.0, -1.0):
+        rank.step(1, norm)
+        assert rank.points.common == 0
+    rank.step(1, 0.5)
+    assert 0 < rank.points.common < 1 << 63
 
 
 def test_a_majority_names_the_rank(make_ranks: Callable[..., list[Rank]]) -> None:
