@@ -21,11 +21,7 @@ OLD_LOGPS = "old_logps"
 """RLOO only: log-probability of each completion under the policy that generated it."""
 ADVANTAGES = "advantages"
 COMPLETION_IDS = "completion_ids"
-"""Keyword under which a reward function is given the tokens of the completions. Also what a `rollout_func`
-returns, a list for each row, with `PROMPT_IDS`."""
-PROMPT_IDS = "prompt_ids"
-BY_TOKEN = (COMPLETION_IDS, "logprobs", "env_mask")
-"""What a `rollout_func` returns with a value for each token of a completion."""
+"""Keyword under which a reward function is given the tokens of the completions."""
 ZERO_STD = "frac_reward_zero_std"
 """Metric: share of groups whose samples all have the same reward."""
 PROMPTS, COMPLETIONS = 0, 1
