@@ -15,15 +15,10 @@ from grpo_run.runtime.launch.option import OptionGroup, option
 from grpo_run.watchdog.observation import LEAST_LOOP_TOKENS, USUAL_LOOP_TOKENS
 
 LENGTH = "max_completion_length"
-FIELDS: dict[str, type] = {LENGTH: int, "repetition_penalty": float}
-"""Caps that are fields of TRL's configuration classes."""
-KEYWORDS: dict[str, type] = {"no_repeat_ngram_size": int}
-"""Caps that TRL passes to transformers' `GenerationConfig` through `generation_kwargs`. vLLM does not support
-it.
-"""
+"""The cap that is a field of TRL's configuration classes."""
 OWN: dict[str, type] = {"repetition": int, "max_time": float}
 """Caps of our own: the window in tokens, and the seconds of one rollout."""
-KEYS = {**FIELDS, **KEYWORDS, **OWN}
+KEYS = {LENGTH: int, **OWN}
 SYNONYMS = {
     **dict.fromkeys(("max_tokens", "max_new_tokens", "max_length", "max_completion_tokens"), LENGTH),
     **dict.fromkeys(("deadline", "timeout", "time"), "max_time"),
