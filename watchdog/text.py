@@ -120,7 +120,7 @@ def counted(number: int, noun: str) -> str:
 
 
 def did_you_mean(word: str, known: Iterable[str], otherwise: str = "") -> str:
-    """Return the known word that is nearest, as a question; else all of them, or what is to be said instead."""
+    """Return the known word that is nearest, as a question; else all of them, or what to say instead."""
     names = list(known)
     near = difflib.get_close_matches(word, names, 1)
     return f"did you mean {near[0]}?" if near else otherwise or f"known: {', '.join(names)}"
