@@ -6,7 +6,7 @@ The slot's writer announces each change of phase, so the time of a phase is with
 from __future__ import annotations
 
 import time
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Mapping
 from typing import Any
 
@@ -27,8 +27,8 @@ class PhaseMeter:
         self._session = session
         self._watch = GrowthWatch()
         self._since = time.perf_counter()
-        self._seconds: Counter[str] = Counter()
-        self._shown: Counter[str] = Counter()
+        self._seconds: defaultdict[str, float] = defaultdict(float)
+        self._shown: defaultdict[str, float] = defaultdict(float)
         self._tokens = self._context = 0
         self._taken = -1  # the first step includes compilation and connections
 
@@ -52,11 +52,12 @@ class PhaseMeter:
         if self._taken % BLOCK_STEPS:
             return
         seconds, work = self._seconds, (self._tokens, self._context)
-        self._seconds, self._tokens, self._context = Counter(), 0, 0
+        self._seconds, self._tokens, self._context = defaultdict(float), 0, 0
         if not self._taken:
             return
         place: dict[str, Any] = {"rank": 0, "step": step, "train_call": self._session.slot.train_call}
-        self._shown += seconds
+        for name, spent in seconds.items():
+            self._shown[name] += spent
         if self._taken % SHOWN_STEPS == 0:
             shown = {name: round(total / SHOWN_STEPS, 6) for name, total in self._shown.items()}
             self._session.journal.write(PhaseCosts(seconds=shown, **place))
