@@ -2,7 +2,7 @@
 
 Within a window of steps, cut into `PARTS`, the cost rises from each part to the next, by a tenth of the
 mean factor at least, and is twice that of the beginning in the last one. A level that wanders does not rise
-in each part, and one that jumps rises in one: `test_watch.py` simulates both. What makes all phases slower,
+in each part, and one that jumps rises in one: the tests simulate both. What makes all phases slower,
 such as another job on the machine, is divided out.
 """
 
