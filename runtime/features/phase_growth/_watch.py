@@ -30,7 +30,7 @@ CONTROL_SHARE = 0.01
 """Part of a step that such a phase takes, at least."""
 
 
-class Growth(NamedTuple):
+class GrownPhase(NamedTuple):
     """A phase that has grown, and what it cost at the beginning and costs for the same work now."""
 
     phase: str
@@ -46,7 +46,7 @@ class GrowthWatch:
         self._costs: defaultdict[str, list[float]] = defaultdict(list)
         self._found: set[str] = set()
 
-    def add(self, seconds: Mapping[str, float], work: Sequence[float]) -> Growth | None:
+    def add(self, seconds: Mapping[str, float], work: Sequence[float]) -> GrownPhase | None:
         """Add the mean step of a block; return a growth that was not found before.
 
         Args:
@@ -70,7 +70,7 @@ class GrowthWatch:
             now = _level_of_rise(self._costs[name], base[name])
             if now is not None and now - base[name] >= NOTICEABLE * step_seconds:
                 self._found.add(name)
-                return Growth(name, base[name], now)
+                return GrownPhase(name, base[name], now)
         return None
 
 

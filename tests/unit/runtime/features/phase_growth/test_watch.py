@@ -1,4 +1,4 @@
-"""Growth is told from everything else that makes steps take longer."""
+"""GrownPhase is told from everything else that makes steps take longer."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from grpo_run.runtime.features.phase_growth._watch import BLOCK_STEPS, Growth, GrowthWatch
+from grpo_run.runtime.features.phase_growth._watch import BLOCK_STEPS, GrownPhase, GrowthWatch
 
 STEP = {
     "data": 0.002,
@@ -24,7 +24,9 @@ returns how many times as long completions are as at the beginning.
 """
 
 
-def run(change: Change, *, blocks: int = 400, seed: int = 1, noise: float = 0.03) -> list[tuple[int, Growth]]:
+def run(
+    change: Change, *, blocks: int = 400, seed: int = 1, noise: float = 0.03
+) -> list[tuple[int, GrownPhase]]:
     """Return what is found in a run whose blocks are changed, with the step at which it is."""
     source, watch, found = random.Random(seed), GrowthWatch(), []
     for number in range(blocks):
