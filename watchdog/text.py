@@ -8,6 +8,7 @@ or report is built. `TextEnum` is the base of enumerations that users read. Pure
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Iterable
 from enum import Enum
 
@@ -116,6 +117,13 @@ def join_words(words: Iterable[str], *, last: str = "and") -> str:
 def counted(number: int, noun: str) -> str:
     """Return `1 rank` or `2 ranks`."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def did_you_mean(word: str, known: Iterable[str], otherwise: str = "") -> str:
+    """Return the known word that is nearest, as a question; else all of them, or what to say instead."""
+    names = list(known)
+    near = difflib.get_close_matches(word, names, 1)
+    return f"did you mean {near[0]}?" if near else otherwise or f"known: {', '.join(names)}"
 
 
 _TOOL = "tool "

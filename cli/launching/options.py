@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import copy
-import difflib
 import os
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -25,6 +24,7 @@ from grpo_run.runtime.launch.config import DeadlineOptions, RunOptions, Timeouts
 from grpo_run.runtime.launch.option import Option, OptionGroup, default_of, options_of
 from grpo_run.runtime.launching.request import LaunchOptions
 from grpo_run.runtime.launching.torchrun import Declared, declared_options, option_names
+from grpo_run.watchdog.text import did_you_mean
 
 USAGE = """\
 grpo-run launch [options] SCRIPT.py [script arguments]
@@ -242,8 +242,7 @@ class OptionWords:
             return
         if instead := OF_ACCELERATE.get(name.replace("_", "-")):
             raise UsageError(f"no option {name}; {instead}")
-        near = difflib.get_close_matches(name.replace("_", "-"), sorted(self._names), 1)
-        hint = f"did you mean {near[0]}?" if near else "see grpo-run launch --help"
+        hint = did_you_mean(name.replace("_", "-"), sorted(self._names), "see grpo-run launch --help")
         raise UsageError(f"no option {name}; {hint}")
 
     def check(self, arguments: Sequence[str]) -> None:

@@ -251,7 +251,7 @@ class PhaseLearned(Event, kw_only=True):
 
 
 class PhaseCosts(Event, kw_only=True):
-    """The median of the seconds in a step over the last steps, by phase or callback."""
+    """The mean seconds of a step over the last steps, by phase or callback."""
 
     step: int
     train_call: int

@@ -9,7 +9,6 @@ checkpoint: its digests, and whether it fits the model and the batch. Called by
 
 from __future__ import annotations
 
-import difflib
 import os
 import shlex
 from collections.abc import Iterator, Sequence
@@ -43,6 +42,7 @@ from grpo_run.runtime.launch.option import changed_training
 from grpo_run.runtime.launching.request import RunRequest
 from grpo_run.runtime.snapshots.ownership import recorded_areas
 from grpo_run.runtime.snapshots.slot import STAGED
+from grpo_run.watchdog.text import did_you_mean
 
 MAX_SHOWN_CHARACTERS = 200
 """Of the recorded command in a message."""
@@ -286,10 +286,8 @@ def check_resume_from(value: str | None, run_directory: Path, script_arguments: 
         for found in find_checkpoints(*directories_of_run(value, folder))
     ):
         return
-    near = difflib.get_close_matches(
-        value, [file.parent.name for root in roots for file in root.glob("*/run.json")], 1
-    )
-    hint = f"did you mean {near[0]}?" if near else "give a run id or a checkpoint directory"
+    known = [file.parent.name for root in roots for file in root.glob("*/run.json")]
+    hint = did_you_mean(value, known, "give a run id or a checkpoint directory")
     raise UsageError(
         f"--resume-from {value}: no such run under {DEFAULT_ROOT}/ and no such directory; {hint}"
     )

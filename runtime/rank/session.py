@@ -13,7 +13,6 @@ import faulthandler
 import os
 import sys
 import threading
-from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -90,8 +89,6 @@ class Session:
         """Called while the phase before still runs."""
         self.on_beat: list[Callable[[], None]] = []
         """Called by the heartbeat's thread, about once a second. May not wait."""
-        self.reward_seconds: defaultdict[str, float] = defaultdict(float)
-        """How long each reward function has taken so far."""
         self._automatic_collection = AutomaticCollection()
         self.own_steps = 0
         """Optimizer steps that the script has taken by itself, with no Trainer and no loop."""

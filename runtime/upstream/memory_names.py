@@ -4,8 +4,6 @@ head.
 Used by `runtime/planning/`. The head's Triton kernels cannot run without a GPU. Their torch counterparts
 allocate temporaries that the kernels do not, so a trace for a GPU replaces them by functions that allocate
 nothing.
-
-Also what autograd has saved: tensors that only a graph holds are objects of C++, which `gc` cannot see.
 """
 
 from __future__ import annotations
@@ -13,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import sys
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -108,48 +106,8 @@ def _nothing(*args: Any, **kwargs: Any) -> None:
     return None
 
 
-RAW_SAVED = "_raw_saved_"
-"""Prefix of a node's attributes that hold what it has saved. Their `data` is read without unpacking: hooks
-that recompute or load do not run."""
-
-
-@functools.lru_cache(maxsize=1024)
-def _names(kind: Hashable) -> tuple[str, ...]:
-    return tuple(name for name in dir(kind) if name.startswith(RAW_SAVED))
-
-
-def saved_by(node: Any) -> Iterator[Any]:
-    """Yield the tensors that a node of the graph has saved; not those that a backward pass has freed, or that
-    hooks have replaced.
-
-    Gradient checkpointing replaces what is saved by objects of its own.
-    """
-    tensor_class = sys.modules["torch"].Tensor
-    for name in _names(type(node)):  # type: ignore[arg-type, unused-ignore]
-        try:
-            saved = getattr(node, name)
-        except RuntimeError:  # a custom function whose tensors were freed
-            continue
-        for one in saved if isinstance(saved, (list, tuple)) else (saved,):
-            data = getattr(one, "data", None)
-            if isinstance(data, tensor_class):
-                yield data
-    # attributes that a custom function has set on its context
-    for value in list(getattr(node, "__dict__", {}).values()):
-        for one in value if isinstance(value, (list, tuple)) else (value,):
-            if isinstance(one, tensor_class):
-                yield one
-
-
 def model_classes(config: Any) -> Any:
     """Return the class, or the classes, of causal models of a configuration; None if there is none."""
     from transformers import AutoModelForCausalLM
 
     return AutoModelForCausalLM._model_mapping.get(type(config), None)
-
-
-def current_dispatch_mode() -> Any:
-    """Return the innermost dispatch mode of this thread; None without one."""
-    from torch.utils import _python_dispatch
-
-    return _python_dispatch._get_current_dispatch_mode()

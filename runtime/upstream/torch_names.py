@@ -38,9 +38,6 @@ REGISTER_HANDLER = "_register_handler"
 """Torch's function (name, handler): let the worker server call a Python function (request, response)."""
 RUN_BACKWARD = "_engine_run_backward"
 """Function of `torch.autograd.graph` that calls autograd's engine."""
-MODULE_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-PARAMETER_HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
-"""Attributes of modules and of parameters: the hooks that they call, or None."""
 sequence_number = operator.methodcaller(GROUP_SEQUENCE)  # half the time of `getattr` and a call
 """Function (group): return how many collectives this rank has issued on a process group or backend."""
 CALLS_FILE = "torch/distributed/distributed_c10d.py"
@@ -107,10 +104,3 @@ def print_numa_cpus() -> None:
 def import_dynamo() -> None:
     """Import torch's compiler, which torch imports by itself at an optimizer's first step."""
     import torch._dynamo  # noqa: F401
-
-
-def count_hooks(hooked: Any) -> int:
-    """Return how many hooks a module or a parameter has."""
-    # a module takes longer to say that it has no attribute than to return all of these
-    names = MODULE_HOOKS if hasattr(hooked, MODULE_HOOKS[0]) else PARAMETER_HOOKS
-    return sum(len(hooks) for name in names if (hooks := getattr(hooked, name, None)))

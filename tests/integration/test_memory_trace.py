@@ -1,8 +1,6 @@
-"""`--memory-trace`: what a script keeps without need is named by line and holder."""
+"""`--memory-trace`: the container that keeps tensors of ever more steps is named with its line."""
 
 from __future__ import annotations
-
-from pathlib import Path
 
 from support.runs import SCRIPTS, Runs
 
@@ -16,18 +14,17 @@ def test_a_leak_of_one_rank_is_named_with_it_and_said_once_in_a_run(runs: Runs) 
     """Not again after a restart, in which it is found again; the status says in how many attempts."""
     run = runs(
         "--nproc-per-node", "2", "--memory-trace", str(SOURCE), "--output-dir", ".",
-        "--max-steps", "16", "--on-rank", "1", "--die-at", "14", "--keep-graph",
+        "--max-steps", "50", "--on-rank", "1", "--die-at", "24", "--keep-graph",
     )  # fmt: skip
     run.start().ended()
     found = run.events("memory_finding")
     assert [(one["attempt"], one["rank"]) for one in found] == [(0, 1), (1, 1)]
-    held = SOURCE.read_text().splitlines().index("def main() -> None:") + 1
+    line = SOURCE.read_text().splitlines().index("def main() -> None:") + 1
     for one in found:
-        assert (one["kind"], one["holder"]) == ("graph", "list `old_log_probabilities` in main()")
-        assert one["made_at"]["function"] == "generate"
-        assert one["held_at"]["line"] == held
-        assert {Path(one[place]["file"]).name for place in ("made_at", "held_at")} == {SOURCE.name}
-        assert one["steps"] >= 5
+        name, _, place = one["key"].partition(" (")
+        assert name == "list `old_log_probabilities` in main()"
+        assert place.endswith(f"{SOURCE.name}:{line})")
+        assert one["steps"] >= 20
     assert run.output.read_text().count("memory: ") == 1
     assert f"memory: rank 1: {found[0]['sentence']}" in run.output.read_text()
     (listed,) = run_reader(RunDirectory(path=run.directory)).history().notes()

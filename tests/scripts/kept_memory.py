@@ -1,5 +1,5 @@
-"""GRPO as a loop of the script's own, with neither Trainer nor `loop`: with `--keep-graph` it keeps the graph
-of each generation, as scripts do by mistake.
+"""GRPO as a loop of the script's own: with `--keep-graph` it keeps the graph of each generation, as scripts
+do by mistake.
 
 Otherwise nothing grows, except for a replay buffer that has a bound.
 """
@@ -14,6 +14,8 @@ from typing import Any
 import tiny
 import torch
 import torch.distributed as dist
+
+from grpo_run.trainers import loop
 
 
 class ReplayBuffer:
@@ -65,7 +67,8 @@ def main() -> None:
     length, rows = arguments.max_completion_length, arguments.num_generations
     replay = ReplayBuffer(4)
     old_log_probabilities = []
-    for step in range(arguments.max_steps):
+    state = {"model": model, "optimizer": optimizer}
+    for step in loop.steps(arguments.max_steps, state=state, output_dir=arguments.output_dir):
         if step == arguments.die_at and rank == 0:
             die_once(arguments.output_dir / "died")
         batch = tokenizer([prompts[step]] * rows, return_tensors="pt").input_ids

@@ -9,7 +9,7 @@ from typing import Any
 import tiny
 import torch
 
-SECONDS = 0.0004
+SECONDS = 0.0001
 """What each step adds."""
 
 

@@ -49,7 +49,7 @@ DECIDERS = {
     "runtime.features.injections": {"events"},
     "runtime.features.kept_completions": {"settings"},
     "runtime.features.learning_guards": {"events", "judge", "settings"},
-    "runtime.features.masking": {"events", "selection", "settings"},
+    "runtime.features.masking": {"events", "selection"},
     "runtime.features.memory_plan": {"shown"},
     "runtime.features.memory_trace": {"events", "settings"},
     "runtime.features.phase_growth": {"events", "watch"},

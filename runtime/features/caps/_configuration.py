@@ -15,7 +15,7 @@ from typing import Any
 
 from grpo_run.runtime.errors import ConfigError
 from grpo_run.runtime.event import Event
-from grpo_run.runtime.features.caps.settings import FIELDS, LENGTH, OWN
+from grpo_run.runtime.features.caps.settings import LENGTH
 from grpo_run.runtime.memory.script_settings import original_settings
 from grpo_run.watchdog.observation import LEAST_LOOP_TOKENS
 
@@ -57,11 +57,7 @@ class CapSettings:
 
 
 def settings_of(trainer: Any, caps: Mapping[str, int | float]) -> CapSettings:
-    """Return the caps of our own on a trainer: those of the command line, then those of `apply`.
-
-    Args:
-        trainer: None for a hand-written loop, which has those of the command line.
-    """
+    """Return the caps of our own on a trainer: those of the command line, then those of `apply`."""
     applied = getattr(trainer, APPLIED, CapSettings())
     window = caps.get("repetition", applied.repetition)
     return CapSettings(
@@ -91,20 +87,10 @@ def install(config_class: Any, caps: Mapping[str, int | float], journal: Callabl
     @functools.wraps(original)
     def capped(self: Any, *args: Any, **kwargs: Any) -> Any:
         for key, value in caps.items():
-            if key in OWN:
-                old = None
-            elif key in FIELDS:
+            old = None
+            if key == LENGTH:
                 old = getattr(self, key)
                 setattr(self, key, value)
-            else:
-                if getattr(self, "use_vllm", False):
-                    raise ConfigError(
-                        f"--generation {key}: not supported by vLLM; remove the cap, or set use_vllm=False"
-                    )
-                keywords = dict(self.generation_kwargs or {})
-                old = keywords.get(key)
-                keywords[key] = value
-                self.generation_kwargs = keywords
             journal(GenerationCapped(rank=0, key=key, old=old, new=value, config=type(self).__name__))
         return original(self, *args, **kwargs)
 
@@ -112,22 +98,16 @@ def install(config_class: Any, caps: Mapping[str, int | float], journal: Callabl
 
 
 def check(trainer: Any, caps: Mapping[str, int | float]) -> None:
-    """Check that the caps took effect on a trainer that generates.
+    """Check that the cap on length took effect on a trainer that generates.
 
     Raises:
-        ConfigError: a cap did not take effect, for example because the script set the value again.
+        ConfigError: it did not, for example because the script set the value again.
     """
-    args = trainer.args
-    if not hasattr(args, "max_completion_length") or not hasattr(args, "generation_kwargs"):
+    args, value = trainer.args, caps.get(LENGTH)
+    if value is None or not hasattr(args, LENGTH):
         return
-    for key, value in caps.items():
-        if key in OWN:
-            continue
-        if key in FIELDS:
-            found = original_settings(args).get(key, getattr(args, key))  # a plan may have changed it since
-        else:
-            found = (args.generation_kwargs or {}).get(key)
-        if found != value:
-            raise ConfigError(
-                f"--generation {key}={value} did not take effect: {type(trainer).__name__} has {found}"
-            )
+    found = original_settings(args).get(LENGTH, getattr(args, LENGTH))  # a plan may have changed it since
+    if found != value:
+        raise ConfigError(
+            f"--generation {LENGTH}={value} did not take effect: {type(trainer).__name__} has {found}"
+        )

@@ -5,7 +5,6 @@ Imports nothing heavy: the command line parses with it. `_configuration.py` and 
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
@@ -13,17 +12,13 @@ from typing import ClassVar
 from grpo_run.runtime.errors import ConfigError
 from grpo_run.runtime.launch.option import OptionGroup, option
 from grpo_run.watchdog.observation import LEAST_LOOP_TOKENS, USUAL_LOOP_TOKENS
+from grpo_run.watchdog.text import did_you_mean
 
 LENGTH = "max_completion_length"
-FIELDS: dict[str, type] = {LENGTH: int, "repetition_penalty": float}
-"""Caps that are fields of TRL's configuration classes."""
-KEYWORDS: dict[str, type] = {"no_repeat_ngram_size": int}
-"""Caps that TRL passes to transformers' `GenerationConfig` through `generation_kwargs`. vLLM does not support
-it.
-"""
+"""The cap that is a field of TRL's configuration classes."""
 OWN: dict[str, type] = {"repetition": int, "max_time": float}
 """Caps of our own: the window in tokens, and the seconds of one rollout."""
-KEYS = {**FIELDS, **KEYWORDS, **OWN}
+KEYS = {LENGTH: int, **OWN}
 SYNONYMS = {
     **dict.fromkeys(("max_tokens", "max_new_tokens", "max_length", "max_completion_tokens"), LENGTH),
     **dict.fromkeys(("deadline", "timeout", "time"), "max_time"),
@@ -47,8 +42,7 @@ def parse_caps(settings: Sequence[str]) -> dict[str, int | float]:
         if not separator:
             raise ConfigError(f"--generation {setting}: expected KEY=VALUE")
         if key not in KEYS:
-            near = [SYNONYMS[key]] if key in SYNONYMS else difflib.get_close_matches(key, KEYS, 1)
-            hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(KEYS)}"
+            hint = did_you_mean(SYNONYMS.get(key, key), KEYS)
             raise ConfigError(f"--generation {key}: unknown cap; {hint}")
         try:
             value = KEYS[key](text)

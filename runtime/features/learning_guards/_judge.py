@@ -21,6 +21,7 @@ of the observations is a part of a checkpoint, so a resumed run trips at the sam
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -339,41 +340,22 @@ that has not learned to stop is at 1 from the first step, which its user knows.
 CAPPED_ROLLOUTS = 5
 
 
-def find_capped_completions(series: Series, limit: float | None) -> Trip | None:
-    """Return a trip if the share was above the limit in each of the last `CAPPED_ROLLOUTS` rollouts.
+SHARES = {
+    LearningGuard.capped: "of the completions have been ended by a limit since step",
+    LearningGuard.tools: "of the calls of tools have failed since step",
+    LearningGuard.aborted: "of the requests to the rollout server have been aborted since step",
+}
+"""Guards of a share that must not be too large, and what it is a share of."""
+
+
+def find_large_share(guard: LearningGuard, series: Series, limit: float | None) -> Trip | None:
+    """Return a trip if a share was above the limit in each of the last `CAPPED_ROLLOUTS` rollouts or steps.
 
     Args:
-        series: share of the completions that a limit ended.
-        limit: the largest share allowed; None for a rise above `RISE_TO`.
+        series: shares.
+        limit: the largest allowed; None for a rise above `RISE_TO`. A model that has yet to learn how its
+            tools are called fails from the first step.
     """
-    return _find_share(
-        LearningGuard.capped, series, limit, "of the completions have been ended by a limit since step"
-    )
-
-
-def find_failing_tools(series: Series, limit: float | None) -> Trip | None:
-    """Return a trip if too many calls of tools fail, by the rule of capped completions: a model that has yet
-    to learn how its tools are called fails from the first step.
-
-    Args:
-        series: share of the calls of a rollout that have failed.
-        limit: the largest share allowed; None for a rise above `RISE_TO`.
-    """
-    return _find_share(LearningGuard.tools, series, limit, "of the calls of tools have failed since step")
-
-
-def find_aborted_requests(series: Series, limit: float | None) -> Trip | None:
-    """Return a trip if too many requests are aborted, by the rule of capped completions.
-
-    Args:
-        series: share of the requests of a step that were aborted.
-        limit: the largest share allowed; None for a rise above `RISE_TO`.
-    """
-    what = "of the requests to the rollout server have been aborted since step"
-    return _find_share(LearningGuard.aborted, series, limit, what)
-
-
-def _find_share(guard: LearningGuard, series: Series, limit: float | None, what: str) -> Trip | None:
     earlier = series[:-CAPPED_ROLLOUTS]
     bound = limit if limit is not None else RISE_TO
     last = _above(series, CAPPED_ROLLOUTS, bound)
@@ -383,7 +365,7 @@ def _find_share(guard: LearningGuard, series: Series, limit: float | None, what:
         len(earlier) < BEGINNING or median(one.value for one in earlier[-BEGINNING:]) >= bound / 2
     ):
         return None
-    return _trip(guard, last, f"More than {bound:.0%} {what} {last[0].step}: {last[-1].value:.0%}.")
+    return _trip(guard, last, f"More than {bound:.0%} {SHARES[guard]} {last[0].step}: {last[-1].value:.0%}.")
 
 
 LEAST_MISMATCH = 0.1
@@ -430,10 +412,8 @@ _FINDERS: Mapping[LearningGuard, tuple[str, Callable[[Series, float | None], Tri
     LearningGuard.kl: ("kl", find_divergence),
     LearningGuard.entropy: ("entropy", find_entropy_change),
     LearningGuard.reward: ("reward", find_reward_collapse),
-    LearningGuard.capped: ("capped", find_capped_completions),
     LearningGuard.mismatch: ("mismatch", find_mismatch),
-    LearningGuard.tools: ("tools", find_failing_tools),
-    LearningGuard.aborted: ("aborted", find_aborted_requests),
+    **{guard: (guard.value, functools.partial(find_large_share, guard)) for guard in SHARES},
 }
 """By guard, the name of the observations that it judges, and how. A step that trains on an earlier rollout
 shows no reward, one without a reference model no `kl`, one without vLLM no `mismatch`, one without tools no

@@ -6,7 +6,6 @@ told of earlier attempts is written by the supervisor. Plain data.
 
 from __future__ import annotations
 
-import difflib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,7 +16,7 @@ import pydantic
 
 from grpo_run.runtime.errors import ConfigError
 from grpo_run.runtime.launch.option import OptionGroup, option
-from grpo_run.watchdog.text import TextEnum
+from grpo_run.watchdog.text import TextEnum, did_you_mean
 
 
 class LearningGuard(TextEnum):
@@ -120,9 +119,7 @@ def parse_guards(settings: Sequence[str]) -> Rules:
 def _known(word: str, known: list[str], setting: str, what: str) -> str:
     if word in known:
         return word
-    near = difflib.get_close_matches(word, known, 1)
-    hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(known)}"
-    raise ConfigError(f"--guard {setting}: unknown {what} {word!r}; {hint}")
+    raise ConfigError(f"--guard {setting}: unknown {what} {word!r}; {did_you_mean(word, known)}")
 
 
 def _limit(guard: LearningGuard, text: str, setting: str) -> float:

@@ -32,10 +32,8 @@ from grpo_run.runtime.features.masking._outputs import check, describe
 from grpo_run.runtime.features.masking._repeated import SampleFault, completion_checksum, read_earlier
 from grpo_run.runtime.features.masking._report import MaskingReporter
 from grpo_run.runtime.features.masking._selection import LEFT_OUT, RETURNED_NAN, Selection, select
-from grpo_run.runtime.features.masking.settings import MaskingSettings
 from grpo_run.runtime.memory.script_settings import record_of
 from grpo_run.runtime.rank.points import RowReasons, failed
-from grpo_run.runtime.rank.rollouts.repeating import remembered
 from grpo_run.runtime.rank.session import Session
 from grpo_run.runtime.upstream import trainer_names
 from grpo_run.runtime.upstream.async_functions import is_coroutine_function
@@ -175,7 +173,6 @@ class SampleMasking:
 
     def __init__(self, trainer: Any, session: Session, train_call: int, leaving: RowReasons) -> None:
         self._trainer, self._session = trainer, session
-        self._repeat_above = session.config.of(MaskingSettings).repeat_rewards_above
         self._leaving = leaving
         self._left: Sequence[str] = ()
         """Why rows of this rank's last rollout were left out by others."""
@@ -203,21 +200,8 @@ class SampleMasking:
         return rollout
 
     def choose_samples(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Check the rewards of a rollout, compute them again if many failed, and choose the samples that
-        leave.
-        """
-        restore = remembered(self._trainer)
+        """Check the rewards of a rollout, and choose the samples that leave."""
         scored = self._compute(original, args, kwargs)
-        share = scored.selection.failed_share
-        if share > self._repeat_above:
-            restore_first = remembered(self._trainer)
-            restore()
-            again = self._compute(original, args, kwargs)
-            self._reporter.repeated(step=self._step, share=share, left=again.selection.failed_share)
-            if again.selection.failed_share < share:
-                scored = again
-            else:
-                restore_first()
         selection = self._selection = scored.selection
         if self._is_training:
             self._reporter.rollout(is_empty=selection.is_empty, step=self._step)

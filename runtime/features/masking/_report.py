@@ -12,7 +12,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 from grpo_run.runtime.features.masking._repeated import SampleFault
 from grpo_run.runtime.features.masking._selection import Excluded, Selection
-from grpo_run.runtime.features.masking.events import GroupMasked, MaskingReason, RewardsRepeated, SampleMasked
+from grpo_run.runtime.features.masking.events import GroupMasked, MaskingReason, SampleMasked
 from grpo_run.runtime.rank.session import Session
 
 MOST_NUMBERS = 2048
@@ -125,20 +125,6 @@ class MaskingReporter:
                 f"reward function {names} returned NaN for every completion of a prompt:"
                 " treated as not applicable, as in TRL. None has the same effect; NaN for a single"
                 " completion excludes it"
-            )
-
-    def repeated(self, *, step: int, share: float, left: float) -> None:
-        """Journal that the rewards of a rollout were computed once more.
-
-        Args:
-            share: samples without a valid reward after the first time, 0 to 1.
-            left: the same after the second time.
-        """
-        if self._session.is_main:
-            self._session.journal.write(RewardsRepeated(rank=0, step=step, share=share, left=left))
-            self._session.notify(
-                f"step {step}: {share:.0%} of the samples had no valid reward; computed again, {left:.0%}"
-                " have none"
             )
 
     def _say_first(self, selection: Selection, own: Mapping[int, SampleFault], step: int) -> None:

@@ -47,7 +47,6 @@ class Selection:
         groups: numbers of the groups of which no sample is left.
         group_count: groups of the rollout.
         not_applicable: columns in which NaN of a whole group is read as None.
-        failed_share: samples without a valid reward, of those that are not left out anyway; 0 to 1.
         none_valid: no sample has a valid reward, whatever the reason; one that is left out may have.
     """
 
@@ -55,7 +54,6 @@ class Selection:
     groups: tuple[int, ...] = ()
     group_count: int = 0
     not_applicable: Collection[int] = ()
-    failed_share: float = 0.0
     none_valid: bool = False
 
     @property
@@ -100,14 +98,11 @@ def select(
         if leaving and len(left) < min(2, generations):
             samples |= {row: Excluded(MaskingReason.small_group) for row in left}
             empty.append(group)
-    failed = sum(why.column is not None for why in samples.values())
-    scored = len(rewards) - len(left_out)
     return Selection(
         samples=samples,
         groups=tuple(empty),
         group_count=group_count,
         not_applicable=not_applicable,
-        failed_share=failed / scored if scored else 0.0,
         none_valid=none_valid,
     )
 

@@ -84,18 +84,11 @@ class GroupMasked(Event, kw_only=True):
     evaluating: bool = False
 
 
-class RewardsRepeated(Event, kw_only=True):
-    """The rewards of a rollout are computed once more, because too many samples had none."""
-
-    share: float | None = None
-    left: float | None = None
-
-
 @dataclass(kw_only=True)
 class MaskedSamples(HistoryPart):
     """Counts of the run so far. `apply` is the only method that changes them."""
 
-    EVENTS: ClassVar = (SampleMasked, GroupMasked, RewardsRepeated)
+    EVENTS: ClassVar = (SampleMasked, GroupMasked)
     CHARTS: ClassVar = (
         Chart(key="masked", group="rollouts", title="Masked samples, by reason",
               metrics=("grpo_samples_masked_total",)),
@@ -107,11 +100,9 @@ class MaskedSamples(HistoryPart):
     """Groups of which no sample is left."""
     steps_without_samples: int = 0
     """Optimizer steps without any sample. AdamW moves the weights in them all the same, by its momentum."""
-    repeated_rewards: int = 0
-    """How often the rewards of a rollout were computed once more."""
 
-    def apply(self, event: SampleMasked | GroupMasked | RewardsRepeated) -> None:
-        """Count what one rank has excluded, or computed again."""
+    def apply(self, event: SampleMasked | GroupMasked) -> None:
+        """Count what one rank has excluded."""
         match event:
             case SampleMasked():
                 known = event.reason in self.samples or len(self.samples) < MOST_REASONS
@@ -119,8 +110,6 @@ class MaskedSamples(HistoryPart):
             case GroupMasked():
                 self.groups += event.count
                 self.steps_without_samples += event.steps_without_samples
-            case RewardsRepeated():
-                self.repeated_rewards += 1
 
     def drawn(self, event: Event) -> Mapping[str, float]:
         """Return the masked samples of a step."""
@@ -151,8 +140,6 @@ class MaskedSamples(HistoryPart):
             parts.append(counted(self.groups, "whole group"))
         if self.steps_without_samples:
             parts.append(f"{counted(self.steps_without_samples, 'step')} without any sample")
-        if self.repeated_rewards:
-            parts.append(f"rewards of {counted(self.repeated_rewards, 'rollout')} computed again")
         return ", ".join(parts)
 
 

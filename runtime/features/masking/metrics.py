@@ -24,6 +24,4 @@ METRICS: tuple[Metric[RunObservation], ...] = (
     counter("grpo_steps_without_samples_total", "steps", lambda run: _masked(run).steps_without_samples,
             "Optimizer steps of rollouts of which no sample was left; the optimizer's momentum still moved"
             " the weights."),
-    counter("grpo_rewards_repeated_total", "count", lambda run: _masked(run).repeated_rewards,
-            "Rollouts whose rewards were computed once more, because too many samples had no valid reward."),
 )  # fmt: skip

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from grpo_run.runtime.features.masking.settings import MaskingSettings
 from grpo_run.runtime.rank.points import RankFeature, RolloutPoints
 from grpo_run.runtime.rank.session import Session
 from grpo_run.runtime.upstream import features
@@ -18,7 +17,7 @@ MASKING = features.Feature(
 class MaskingPart(RankFeature):
     """Masks samples of trainers that leave out a row of rewards in which every column is NaN."""
 
-    name = MaskingSettings.NAME
+    name = "masking"
     preloaded = (f"{__package__}._masking",)
 
     def needs(self, session: Session) -> tuple[features.Feature, ...]:

@@ -6,7 +6,6 @@ error the supervisor goes on from it. Chooses no plan.
 
 from __future__ import annotations
 
-import difflib
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -15,6 +14,7 @@ import pydantic
 from grpo_run.runtime.errors import ConfigError
 from grpo_run.runtime.features.memory_plan._remedies import OPTIONS, read_plan
 from grpo_run.runtime.launch.option import OptionGroup, option
+from grpo_run.watchdog.text import did_you_mean
 
 _DOES = ", ".join(remedy.help or name for name, remedy in OPTIONS.items())
 
@@ -30,9 +30,7 @@ def parse_memory_plan(text: str) -> dict[str, Any]:
         name, equals, value = (part.strip() for part in item.partition("="))
         said = f"--memory-plan {item.strip() or repr(item)}"
         if name not in OPTIONS:
-            near = difflib.get_close_matches(name, OPTIONS, 1)
-            hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(OPTIONS)}"
-            raise ConfigError(f"{said}: unknown; {hint}")
+            raise ConfigError(f"{said}: unknown; {did_you_mean(name, OPTIONS)}")
         remedy = OPTIONS[name]
         is_switch = remedy.default is False
         if remedy.field in plan:

@@ -1,10 +1,7 @@
-"""Memory trace: name what keeps a script's memory alive, by the line that made it and its holder.
+"""Memory trace: name the container of a script that holds tensors of ever more steps.
 
-Start with `_tracer.py`, which looks at the memory after each step. `_census.py` finds what is alive and since
-which step, `_holders.py` and `_referrers.py` find who holds it, and `_sites.py` where it was made.
-`_finding.py` has the rule that makes a finding, and its sentences. `rank.py` connects them to the rank under
-`--memory-trace`, and imports them only then.
-
-`events.py` has the findings of all ranks, which `status` and reports list; `supervisor.py` prints the alarms.
-Reads no source, and frees nothing.
+`_tracer.py` looks after each step which tensors are alive, and has the rule; `_holders.py` finds the
+container and its name. `rank.py` connects them to the rank under `--memory-trace`, and imports them only
+then. `events.py` has the findings of all ranks, which `status` and reports list, also that of an
+out-of-memory fault; `supervisor.py` prints them. Frees nothing, and reads no source.
 """

@@ -1,209 +1,227 @@
-"""The object that accumulates tensors: the nearest above a tensor that also holds those of other steps.
+"""The container that holds tensors of many steps, and its name.
 
-Used by `_tracer.py`. A holder is proved from both sides: it is reached from the tensor through its referrers,
-and the tensors of the other steps are reached from it. It is named by an attribute or variable, which is
-found among the objects that refer to it; no source is read. `_finding.py` decides whether it grows.
+Used by `_tracer.py`. From the tensors up through their referrers, the nearest container is taken from which
+enough of them are reached. It is named by an attribute or variable that refers to it. Local variables of
+running functions are no objects that `gc` knows, so they are looked up in the frames of all threads. Keeps
+nothing alive.
 """
 
 from __future__ import annotations
 
+import gc
+import os
 import sys
+import threading
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator
-from dataclasses import dataclass
-from types import FunctionType
+from collections.abc import Callable, Collection, Iterator, Mapping
+from types import CodeType, FrameType, FunctionType, ModuleType
 from typing import Any, NamedTuple
 
-from grpo_run.runtime.features.memory_trace._referrers import (
-    attributes,
-    is_namespace,
-    levels,
-    reached,
-    referrers,
-    running_locals,
-)
-from grpo_run.runtime.features.memory_trace.events import Site
-from grpo_run.watchdog.evidence.source import is_user_file
+from grpo_run.watchdog.evidence.source import LIBRARIES, OUR_FOLDERS, is_user_file
 
+CONTAINERS = (list, dict, set, deque)
+FEWEST_ITEMS = 3
+"""Items with tensors that a container must have: a list of two callbacks has got none of what they keep."""
 MOST_HELD = 50_000
 """Objects that are looked at below a possible holder."""
-MOST_ITEMS, MOST_OF_ITEM = 64, 1000
-"""Items of a possible holder, the last ones, and objects of each of them that are looked at."""
-FEWEST_ITEMS = 3
-"""Items with tensors that a container must have."""
-CONTAINERS = (list, dict, set, deque)
+MOST_REFERRERS = 200
+"""Objects of one level; each is compared with all references of the process."""
+MOST_LEVELS = 10
 NAMED_WITHIN = 5
 """Levels above an object in which a name is looked for."""
+OPTIMIZED = 1
+"""`CO_OPTIMIZED` of a code object: its local variables are not a dictionary of a module or class."""
+OWN_REFERENCES = 3
+"""References to the copy of a frame's variables before Python 3.13: of the frame, ours, and of `getrefcount`.
+With more of them the script has called `locals()` and keeps the copy."""
 
 
-class Name(NamedTuple):
-    """A variable or attribute of the script that is an object, or holds it.
+class Holder(NamedTuple):
+    """A container of the script.
 
     Args:
-        kind: class of the object.
-        name: of the variable or attribute.
-        of: the class, or the function in which it is local, as ` of Collector` or ` in main()`; empty for a
-            variable of a module.
-        site: where the function or the `__init__` of the class begins; None for an unknown file.
-        inside: whether only something that holds the object has the name.
+        name: class, variable, owner and place, as ``list `history` of Collector (train.py:40)``.
+        tensors: that are reached from it.
     """
 
-    kind: str
     name: str
-    of: str
-    site: Site | None
-    inside: bool = False
-
-    def __str__(self) -> str:
-        return f"{self.kind} `{self.name}`{self.of}"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Holder:
-    """An object that holds tensors.
-
-    Attributes:
-        identity: the object's id.
-        name: None if the script has none for it.
-        kind: its class.
-        tensors: what it holds; a tensor holds what its own autograd graph has saved.
-        limited: whether it cannot hold more than a number that it was made with.
-    """
-
-    identity: int
-    name: Name | None
-    kind: str
     tensors: list[Any]
-    limited: bool = False
-
-    @property
-    def same(self) -> object:
-        """Equal for what a script puts into a new container of the same name."""
-        return self.identity if self.name is None or self.name.inside else self.name
-
-    def __str__(self) -> str:
-        if self.name is None:
-            return f"{self.kind} without a name"
-        article = "an" if self.kind[0] in "AEIOaeio" else "a"
-        return f"{article} {self.kind} in {self.name}" if self.name.inside else str(self.name)
 
 
-def find_holder(
-    tensors: Collection[Any],
-    holds_enough: Callable[[list[Any]], bool],
-    kinds: Collection[type],
-    ignored: Iterable[int],
-) -> Holder | None:
-    """Return the nearest object above some tensors that holds enough others; of several, one with a name.
+def find_holder(tensors: list[Any], enough: Callable[[Collection[Any]], bool]) -> Holder | None:
+    """Return the nearest container with a name above some tensors that holds enough.
 
     Args:
-        tensors: of one storage.
-        holds_enough: whether tensors are those of enough steps.
-        kinds: classes of tensors.
-        ignored: ids of objects that are no holders.
+        enough: whether tensors are those of many steps.
     """
-    left_out = {*ignored, id(tensors)}
-    for one in tensors:
-        alone = [one]
-        if holds_enough(alone):
-            return _holder(one, alone, left_out)
-    for level in levels(tensors, left_out):
-        nameless = None
+    level, seen = tensors, {id(tensors), *map(id, tensors)}
+    for _ in range(MOST_LEVELS):
+        level = [one for one in _referrers(level, seen) if not isinstance(one, (type, ModuleType))]
+        level = [one for one in level if not _is_namespace(one)]
         for candidate in level:
-            if _can_hold(candidate, {*left_out, id(level)}):
-                held = reached(candidate, kinds, MOST_HELD)
-                if holds_enough(held) and _is_in_many_items(candidate, kinds):
-                    found = _holder(candidate, held, {*left_out, id(level)})
-                    if found.name is not None:
-                        return found
-                    # a copy that the script is about to give a name, for instance
-                    nameless = nameless or found
-                del held  # which would be among the referrers of the next level
-        if nameless is not None:
-            return nameless
+            if not isinstance(candidate, CONTAINERS):
+                continue
+            met = {id(candidate)}
+            items = [found for item in gc.get_referents(candidate) if (found := _reached(item, met))]
+            held = [one for found in items for one in found]
+            if len(items) >= FEWEST_ITEMS and enough(held) and not _is_of_instance(candidate):
+                name = name_of(candidate, {id(level)})
+                if name is not None:  # a copy that is about to get its name has none
+                    return Holder(name, held)
     return None
 
 
-def _holder(one: Any, held: list[Any], ignored: set[int]) -> Holder:
-    limited = isinstance(one, deque) and one.maxlen is not None
-    name = name_of(one, {*ignored, id(held)})
-    return Holder(identity=id(one), name=name, kind=kind_of(one), tensors=held, limited=limited)
+def _referrers(targets: Collection[Any], seen: set[int]) -> list[Any]:
+    """Return what refers to any of the targets, without frames of ours and what was seen.
 
-
-def _is_in_many_items(candidate: Any, kinds: Collection[type]) -> bool:
-    """Whether several items of a container have tensors.
-
-    A list of two callbacks reaches what both of them keep, and has got none of it.
+    Args:
+        seen: ids; those found are added.
     """
-    items = list(dict.items(candidate)) if isinstance(candidate, dict) else [(one,) for one in candidate]
-    return sum(1 for one in items[-MOST_ITEMS:] if reached(one, kinds, MOST_OF_ITEM)) >= FEWEST_ITEMS
+    above = gc.get_referrers(*targets)
+    found = [one for one in above if id(one) not in seen and one is not targets and not _is_our_frame(one)]
+    seen.update(map(id, found))
+    return found[:MOST_REFERRERS]
 
 
-def _can_hold(candidate: Any, ignored: set[int]) -> bool:
-    """Whether an object may accumulate others.
+def _reached(start: Any, met: set[int]) -> list[Any]:
+    """Return the tensors that an object is or holds. Does not enter modules, classes, functions, and objects
+    with parameters such as models and optimizers.
 
-    An instance such as a trainer reaches tensors of many steps without holding too many of any kind.
+    Args:
+        met: ids of what is not entered again; added to.
     """
-    if type(candidate) is dict:
-        owners = [] if is_namespace(candidate) else referrers([candidate], {*ignored})
-        return not is_namespace(candidate) and all(attributes(one) is not candidate for one in owners)
-    return isinstance(candidate, CONTAINERS)
+    tensor_class = sys.modules["torch"].Tensor
+    waiting, found = [start], []
+    while waiting and len(met) < MOST_HELD:
+        one = waiting.pop()
+        if id(one) in met or not gc.is_tracked(one):
+            continue
+        met.add(id(one))
+        if type(one) is tensor_class:
+            found.append(one)
+        elif not (
+            isinstance(one, (type, ModuleType, FunctionType, CodeType))
+            or _is_namespace(one)
+            or hasattr(type(one), "parameters")
+            or hasattr(type(one), "param_groups")
+        ):
+            waiting.extend(gc.get_referents(one))
+    return found
 
 
-def name_of(named: Any, ignored: Iterable[int]) -> Name | None:
-    """Return the nearest name of an object, and of several one in the script before one in a library.
+def name_of(named: Any, ignored: Collection[int] = ()) -> str | None:
+    """Return the nearest name of an object with its place, and of several one in the script.
 
     Args:
         ignored: ids of objects that are no holders.
     """
-    local_variables = running_locals()
-    left_out = {*ignored, id(local_variables)}
-    level: list[Any] = [named]
-    above = levels(level, left_out)
+    variables = running_locals()
+    level, seen = [named], {id(named), *ignored}
     for depth in range(NAMED_WITHIN):
-        found = []
-        for candidate in level:
-            kind, inside = kind_of(candidate), depth > 0
-            places = _places(candidate, {*left_out, id(level)})
-            found += [Name(kind, name, *_described(owner), inside) for owner, name in places]
-            if id(candidate) in local_variables:
-                name, code = local_variables[id(candidate)]
-                site = Site(code.co_filename, code.co_firstlineno, code.co_name)
-                found.append(Name(kind, name, f" in {code.co_name}()", site, inside))
-        if found:
-            return next((one for one in found if one.site and is_user_file(one.site.file)), found[0])
-        level = [one for one in next(above, ()) if not is_namespace(one)]
+        names = []
+        for one in level:
+            within = f"{_kind(named)} in " if depth else ""
+            for name, owner, file, line in _names(one, {*seen, id(level)}, variables):
+                place = f" ({_shown(file)}{f':{line}' if line else ''})" if file else ""
+                names.append((not is_user_file(file), f"{within}{_kind(one)} `{name}`{owner}{place}"))
+        if names:
+            return min(names, key=lambda one: one[0])[1]
+        level = [one for one in _referrers(level, seen) if not _is_namespace(one)]
     return None
 
 
-def _places(named: Any, ignored: set[int]) -> Iterator[tuple[Any, str]]:
-    """Yield the classes and functions that an object is an attribute of, and dictionaries of modules."""
-    parents = referrers([named], {*ignored})
+def _names(
+    named: Any, ignored: set[int], variables: Mapping[int, tuple[str, CodeType]]
+) -> Iterator[tuple[str, str, str, int]]:
+    """Yield names of an object, each with its owner in words, its file, and where the owner begins there."""
+    if id(named) in variables:
+        name, code = variables[id(named)]
+        yield name, f" in {code.co_name}()", code.co_filename, code.co_firstlineno
+    parents = _referrers([named], {*ignored})
     for parent in parents:
         # the dictionary of attributes is an object of its own, or part of the instance
         owners = [parent]
-        if type(parent) is dict and not is_namespace(parent):
-            owners = referrers([parent], {*ignored, id(parents)})
+        if type(parent) is dict and not _is_namespace(parent):
+            owners = _referrers([parent], {*ignored, id(parents)})
         for owner in owners:
-            for name, value in list((owner if is_namespace(owner) else attributes(owner)).items()):
-                if value is named:
-                    yield owner, str(name)
+            values = owner if _is_namespace(owner) else _attributes(owner)
+            for name in [name for name, value in list(values.items()) if value is named]:
+                yield str(name), *_described(owner)
 
 
-def _described(owner: Any) -> tuple[str, Site | None]:
-    """Return a class, function or module in words, and where it begins."""
-    if is_namespace(owner):
-        file = owner.get("__file__")
-        return "", Site(str(file), None) if file else None
+def _described(owner: Any) -> tuple[str, str, int]:
+    """Return a class, function or module in words, its file, and where it begins; 0 if that is not known."""
+    if _is_namespace(owner):
+        return "", str(owner.get("__file__") or ""), 0
     kind = owner if isinstance(owner, (type, FunctionType)) else type(owner)
     file = getattr(sys.modules.get(kind.__module__), "__file__", None)
     code = getattr(kind.__dict__.get("__init__"), "__code__", None)
     # that of a dataclass is in no file
-    line = code.co_firstlineno if code is not None and code.co_filename == file else None
-    return f" of {kind.__name__}", Site(file, line) if file else None
+    line = code.co_firstlineno if code is not None and code.co_filename == file else 0
+    return f" of {kind.__name__}", file or "", line
 
 
-def kind_of(one: Any) -> str:
-    """Return the class of an object, in words."""
-    kind = type(one).__name__
-    return "tensor" if kind == "Tensor" else kind
+def running_locals() -> dict[int, tuple[str, CodeType]]:
+    """Return the local variables of the script's and libraries' running functions, by the object's id.
+
+    No function may hold its own frame: that is a cycle, which would keep what its callers hold.
+    """
+    found: dict[int, tuple[str, CodeType]] = {}
+    others = sys._current_frames()
+    others.pop(threading.get_ident(), None)
+    for frame in [*others.values(), sys._getframe(1)]:
+        above: FrameType | None = frame
+        while above is not None:
+            code = above.f_code
+            if code.co_flags & OPTIMIZED and not code.co_filename.startswith(OUR_FOLDERS):
+                for name, identity in _identities_of_locals(above):
+                    if name != "self":
+                        found.setdefault(identity, (name, code))
+            above = above.f_back
+    return found
+
+
+def _identities_of_locals(frame: FrameType) -> list[tuple[str, int]]:
+    """Return the names of a function's local variables with the ids of their values. Keeps none alive."""
+    values = frame.f_locals
+    found = [(name, id(value)) for name, value in list(values.items())]
+    if sys.version_info < (3, 13) and sys.getrefcount(values) <= OWN_REFERENCES:
+        values.clear()  # a copy, which would keep them alive until the function returns
+    return found
+
+
+def _is_namespace(candidate: Any) -> bool:
+    """Whether an object is the dictionary of a module."""
+    return type(candidate) is dict and "__builtins__" in candidate and "__name__" in candidate
+
+
+def _is_of_instance(candidate: Any) -> bool:
+    """Whether an object is the dictionary of attributes of another one."""
+    return type(candidate) is dict and any(
+        _attributes(one) is candidate for one in gc.get_referrers(candidate)
+    )
+
+
+def _attributes(owner: Any) -> Mapping[str, Any]:
+    """Return the attributes of an instance or a class, without running code of its class."""
+    try:
+        own = object.__getattribute__(owner, "__dict__")
+    except AttributeError:
+        return {}
+    return own if isinstance(own, Mapping) else {}
+
+
+def _is_our_frame(candidate: Any) -> bool:
+    return isinstance(candidate, FrameType) and candidate.f_code.co_filename.startswith(OUR_FOLDERS)
+
+
+def _kind(one: Any) -> str:
+    return type(one).__name__
+
+
+def _shown(file: str) -> str:
+    """Return a path relative to the working directory, or to the folder of installed packages."""
+    here = f"{os.getcwd()}/"
+    for folder in LIBRARIES:
+        file = file.rpartition(folder)[2]
+    return file.removeprefix(here)

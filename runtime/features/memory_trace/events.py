@@ -1,7 +1,7 @@
 """What memory traces have found: the event, and what is replayed from it.
 
 A rank writes `memory_finding` for each finding of an attempt. The same finding of other ranks and attempts is
-one here: it has the same kind, holder and line. Pure.
+one here. Pure.
 """
 
 from __future__ import annotations
@@ -9,65 +9,37 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-import msgspec
-
 from grpo_run.runtime.event import Event, as_record
 from grpo_run.runtime.history.history import HistoryPart
 from grpo_run.watchdog.text import rank_names
 
-NOTICE = "growing"
-"""The kind of a finding that is no alarm: something grows, and it cannot be told whether that ends."""
 MOST_FINDINGS = 200
-"""Different findings of a run that are kept. A rank reports 20 alarms and 20 notices in an attempt."""
-
-
-@dataclass(frozen=True)
-class Site:
-    """A line of a file, and the function there; no line where only the file is known."""
-
-    file: str
-    line: int | None = None
-    function: str | None = None
+"""Different findings of a run that are kept. A rank reports 20 in an attempt."""
 
 
 class MemoryFound(Event, kw_only=True, tag="memory_finding"):
-    """A rank has found something.
+    """A rank has found a container that holds tensors of many steps.
 
     Attributes:
         world_size: of the attempt.
-        key: equal for the same finding of another rank or attempt: kind, holder, and where that begins.
-        subject: the holder, for short.
-        kind: `graph` or `growth`, which are alarms, or `growing`, a notice.
+        key: the container in words, equal for the same one of another rank or attempt.
         tensors: how many are alive.
         bytes: what their storages take.
-        shape: of the newest, with its `dtype`.
         since_step: the step in which the oldest was made.
         steps: of how many steps there are some.
-        made_at: the line of the script; None if it was not recorded.
-        holder: in words, `list 'history' of Collector`.
-        held_at: where the function or class of the holder begins.
-        details: figures of `growth`: `bytes_a_step`, `steps_left` and `free_bytes`.
-        sentence: what is kept, since when, made where, held by whom.
+        sentence: which container holds what, and what to do.
     """
 
     world_size: int
     key: str
-    subject: str
-    kind: str = ""
     tensors: int = 0
     bytes: int = 0
-    shape: tuple[int, ...] = ()
-    dtype: str = ""
     since_step: int = 0
     steps: int = 0
-    made_at: Site | None = None
-    holder: str | None = None
-    held_at: Site | None = None
-    details: dict[str, Any] = msgspec.field(default_factory=dict)
     sentence: str
 
 
-_NOT_SHOWN = {"event", "world_size", "key", "subject", *Event.__struct_fields__}
+_NOT_SHOWN = {"event", "world_size", *Event.__struct_fields__}
 """Fields of an event that say nothing of what is kept."""
 
 

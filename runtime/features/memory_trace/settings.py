@@ -15,8 +15,8 @@ class MemoryTraceSettings:
     NAME: ClassVar[str] = "memory_trace"
     enabled: bool = option(
         False, "--memory-trace", group=OptionGroup.training,
-        help="name what keeps memory that grows from step to step: the line that created it and the object"
-        " that holds it; steps take up to twice as long",
+        help="name the list, dict, set or deque that keeps tensors of ever more steps, and where it belongs;"
+        " steps take up to twice as long",
     )  # fmt: skip
 
 

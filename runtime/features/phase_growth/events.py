@@ -11,27 +11,17 @@ from grpo_run.runtime.history.history import HistoryPart
 
 
 class GrowthFound(Event, kw_only=True):
-    """A phase or callback costs more and more.
-
-    Attributes:
-        factor: how many times as much as at the beginning.
-        grew: what has grown with it.
-    """
+    """A phase or callback costs so many times as much as at the beginning, and rises."""
 
     train_call: int | None = None
     phase: str
     factor: float
-    since_step: int = 0
-    lost_seconds: float | None = None
-    grew: Sequence[str] = ()
     sentence: str
 
 
 @dataclass(kw_only=True)
 class GrownPhases(HistoryPart):
-    """Phases and callbacks that have cost more and more: by name, how many times as much as at the beginning,
-    and the sentence.
-    """
+    """By phase or callback, how many times as much as at the beginning it costs, and the sentence."""
 
     EVENTS: ClassVar[tuple[type[Event], ...]] = (GrowthFound,)
 

@@ -12,9 +12,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
-from grpo_run.runtime.event import Event
 from grpo_run.runtime.features.reward_workers._deadlines import Learned
 from grpo_run.runtime.features.reward_workers._host import WorkerHost
 from grpo_run.runtime.features.reward_workers._messages import Failure
@@ -47,6 +44,7 @@ class ServedRewards:
         self._service: RewardService | None = None
         self._functions = 0
         self._masked = True
+        self._warned: set[tuple[str, str]] = set()
 
     def begin_call(self, trainer: Any, *, masked: bool) -> None:
         """A trainer is about to train.
@@ -101,7 +99,6 @@ class ServedRewards:
 
     def _open_service(self) -> RewardService:
         session, told = self._session, self._told
-        slot = session.slot
         workers = self._settings.workers or max(1, self._functions)
         available = least_headroom(Path("/dev/shm")).usable_bytes
         earlier = _durations(told.durations)
@@ -114,9 +111,8 @@ class ServedRewards:
         return RewardService(
             pool,
             lambda: Learned(session.config.deadlines, self._settings.timeout_seconds, earlier),
-            log=FailureLog(self._write, self._warn),
+            log=self._failed,
             warn=self._warn,
-            at_start=lambda: bool(told.moved) and slot.train_call <= 1 and slot.step + slot.resumed_step == 0,
         )
 
     def _score(self, moved: MovedFunction, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any] | None:
@@ -132,9 +128,35 @@ class ServedRewards:
             return values
         return [None if isinstance(value, Failed) else value for value in values]
 
-    def _write(self, event: Event) -> None:
+    def _failed(self, name: str, failure: Failure, samples: Sequence[Sample], batch: int) -> None:
+        """Record a failed call: one journal event for each, and one warning per function and kind.
+
+        Args:
+            name: of the function.
+            failure: of the whole batch.
+            samples: those without a reward.
+            batch: the number of samples of the batch.
+        """
         session = self._session
-        session.journal.write(msgspec.structs.replace(event, rank=session.rank, step=session.slot.step + 1))
+        session.journal.write(
+            RewardFailed(
+                rank=session.rank,
+                step=session.slot.step + 1,
+                function=name,
+                kind=str(failure.kind),
+                message=failure.message[:MAX_TEXT_CHARACTERS],
+                traceback=failure.traceback[-MAX_TRACEBACK_CHARACTERS:],
+                masked=len(samples),
+                batch=batch,
+                samples=[_described(sample) for sample in samples[:MAX_SAMPLES]],
+            )
+        )
+        if (name, failure.kind) in self._warned:
+            return
+        self._warned.add((name, failure.kind))
+        said = f"raised {failure.message}" if failure.kind == "exception" else failure.message
+        count = f"{len(samples)} of {batch} samples" if samples else "no sample"
+        self._warn(f"reward function {name} {said}: {count} masked; further ones are counted and not shown")
 
     def _warn(self, text: str) -> None:
         session = self._session
@@ -162,47 +184,6 @@ MAX_SAMPLES = 8
 """Samples that one event describes; all of them are counted."""
 MAX_TEXT_CHARACTERS = 300
 MAX_TRACEBACK_CHARACTERS = 2000
-
-
-class FailureLog:
-    """Records failed calls: one journal event for each, and one warning per function and kind.
-
-    Args:
-        write: writes an event, with this rank and its step.
-        warn: shows the user a sentence.
-    """
-
-    def __init__(self, write: Callable[[Event], None], warn: Callable[[str], None]) -> None:
-        self._write = write
-        self._warn = warn
-        self._warned: set[tuple[str, str]] = set()
-
-    def failed(self, name: str, failure: Failure, samples: Sequence[Sample], batch: int) -> None:
-        """A call has failed.
-
-        Args:
-            name: of the function.
-            failure: of the whole batch.
-            samples: those without a reward.
-            batch: the number of samples of the batch.
-        """
-        self._write(
-            RewardFailed(
-                function=name,
-                kind=str(failure.kind),
-                message=failure.message[:MAX_TEXT_CHARACTERS],
-                traceback=failure.traceback[-MAX_TRACEBACK_CHARACTERS:],
-                masked=len(samples),
-                batch=batch,
-                samples=[_described(sample) for sample in samples[:MAX_SAMPLES]],
-            )
-        )
-        if (name, failure.kind) in self._warned:
-            return
-        self._warned.add((name, failure.kind))
-        said = f"raised {failure.message}" if failure.kind == "exception" else failure.message
-        count = f"{len(samples)} of {batch} samples" if samples else "no sample"
-        self._warn(f"reward function {name} {said}: {count} masked; further ones are counted and not shown")
 
 
 def _described(sample: Sample) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """The reward service of one rank: call functions in workers, and decide what a failed call means.
 
 A failed batch is searched for the samples that the function fails on: each gets `-inf`, and the others keep
-their rewards. A function that is too slow for whole batches gets parts of them from then on. A function that
+their rewards. A function that
 cannot run in a worker stays in the rank, with one warning. A function that raises on every sample in a worker
 gets one trial call in the rank, because it may need what only the rank has, such as a client or a logger. If
 it returns there, it stays there; if it raises there too, its samples are masked as those of any failed call.
@@ -14,9 +14,8 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
-from grpo_run.runtime.errors import RewardError
 from grpo_run.runtime.features.reward_workers import _packing as packing
 from grpo_run.runtime.features.reward_workers._batch import RewardBatch
 from grpo_run.runtime.features.reward_workers._deadlines import BISECTION_SECONDS, CallClock, Learned
@@ -28,9 +27,6 @@ from grpo_run.runtime.rank.points import failed, needs_whole_batch
 
 Passed = list[tuple[range, Reply]]
 """Parts of a batch, and what was returned for each."""
-SLOW_BATCHES = 2
-"""Batches in a row that are searched before a function gets parts: a server may have been away for the first.
-"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,11 +41,8 @@ class Sample:
     completion: Any
 
 
-class Log(Protocol):
-    """Receives failed calls."""
-
-    def failed(self, name: str, failure: Failure, samples: Sequence[Sample], batch: int) -> None:
-        """A call of a function has failed: for the whole batch, and for those samples of it."""
+LogFailure = Callable[[str, Failure, Sequence[Sample], int], None]
+"""Receives a failed call: of which function, why, the samples without a reward, and the size of the batch."""
 
 
 @dataclass(kw_only=True, eq=False)
@@ -65,8 +58,6 @@ class MovedFunction:
         stays: why it runs in the rank after all; empty while it runs in workers.
         has_returned: whether a worker has ever returned rewards of it.
         was_tried: whether its one trial in the rank was due.
-        slow_batches: batches in a row that it did not return in time for, but for all of their parts.
-        most: samples that it gets in one call; 0 for all of a batch.
         trial: what follows that trial, if it fails and if it does not, until the call is made.
     """
 
@@ -78,8 +69,6 @@ class MovedFunction:
     stays: str = ""
     has_returned: bool = False
     was_tried: bool = False
-    slow_batches: int = 0
-    most: int = 0
     trial: tuple[Callable[[], list[Any]], Callable[[], None]] | None = None
 
     @contextmanager
@@ -112,19 +101,11 @@ class RewardService:
         learn: returns what is known of a new function's calls.
         log: of failures.
         warn: shows the user a sentence.
-        at_start: returns whether functions are in workers because the first step of the run has failed twice.
     """
 
     def __init__(
-        self,
-        pool: WorkerPool,
-        learn: Callable[[], Learned],
-        *,
-        log: Log,
-        warn: Callable[[str], None],
-        at_start: Callable[[], bool] = lambda: False,
+        self, pool: WorkerPool, learn: Callable[[], Learned], *, log: LogFailure, warn: Callable[[str], None]
     ) -> None:
-        self._at_start = at_start
         self._pool = pool
         self._learn = learn
         self._log = log
@@ -153,19 +134,16 @@ class RewardService:
         batch = RewardBatch(arguments)
         if arguments.get("environments") is not None:
             reply = Reply(stays="takes environments, which exist only in the rank")
-        elif 0 < moved.most < batch.size:
-            return self._search(moved, batch, _parts(batch.all, moved.most), Reply())
         else:
             seconds = moved.learned.longest_call_seconds()
             reply = self._call(moved, batch.all, batch, read_generators(), seconds)
-        if stays := reply.stays or _needs_device(reply.failure):
-            self._keep_in_rank(moved, stays)
+        if reply.stays:
+            self._keep_in_rank(moved, reply.stays)
             return None
         if reply.failure is not None:
-            parts = [] if needs_whole_batch(moved.function) else _halves(batch.all)
             self._pool.refresh()
-            return self._search(moved, batch, parts, reply)
-        moved.has_returned, moved.slow_batches = True, 0
+            return self._search(moved, batch, reply, reply.failure)
+        moved.has_returned = True
         moved.learned.add(reply.seconds)
         self._accept(reply)
         batch.replay([(batch.all, reply)])
@@ -198,21 +176,18 @@ class RewardService:
             return Reply(stays=f"has no worker ({error})")
 
     def _search(
-        self, moved: MovedFunction, batch: RewardBatch, parts: list[range], whole: Reply
+        self, moved: MovedFunction, batch: RewardBatch, whole: Reply, failure: Failure
     ) -> list[Any] | None:
         """Find the samples that the function fails on, and return the rewards; None if the rank is to be
         tried.
 
         Args:
-            parts: to call the function with, the left one last.
-            whole: what the call of the whole batch has returned; empty if none was made.
-
-        Raises:
-            RewardError: a time limit has expired in the first step, and it is not the size of the batch.
+            whole: what the call of the whole batch has returned.
+            failure: of it.
         """
-        failures = dict.fromkeys(batch.all, whole.failure) if whole.failure is not None else {}
+        failures = dict.fromkeys(batch.all, failure)
+        parts = [] if needs_whole_batch(moved.function) else _halves(batch.all)
         passed = self._bisect(moved, batch, failures, parts, whole.seconds)
-        failure = whole.failure or next(iter(failures.values()), None)
 
         def rewards() -> list[Any]:
             return self._report(moved, batch, failure, failures, passed)
@@ -220,13 +195,8 @@ class RewardService:
         if passed:
             moved.has_returned = True
             self._accept(passed[-1][1])
-            self._note_slow_batch(moved, whole.failure, failures, passed)
             return rewards()
-        assert failure is not None
         own_limit = failure.kind is FailureKind.timeout and bool(failure.traceback)
-        if own_limit and self._at_start() and not moved.has_returned:
-            said = f"reward function {moved.name} {failure.message}"
-            raise RewardError(f"{said}; each part of the batch fails too ({failures[0].message})")
         kinds = {one.kind for one in (failure, *failures.values())}
         if not own_limit and kinds <= {FailureKind.timeout, FailureKind.not_tried}:
             moved.learned.note_slow(moved.learned.longest_call_seconds())
@@ -237,42 +207,20 @@ class RewardService:
             return None
         return rewards()
 
-    def _note_slow_batch(
-        self, moved: MovedFunction, failure: Failure | None, failures: Mapping[int, Failure], passed: Passed
-    ) -> None:
-        """A search has ended. If nothing failed but whole batches, in a row, the function gets parts.
-
-        Args:
-            failure: of the whole batch; None if no call was made of it.
-        """
-        slow = failure is not None and failure.kind is FailureKind.timeout
-        slow = slow and all(one.kind is FailureKind.not_tried for one in failures.values())
-        moved.slow_batches = moved.slow_batches + 1 if slow else 0
-        if moved.slow_batches == SLOW_BATCHES:
-            moved.most = max(len(part) for part, _ in passed)
-            self._warn(
-                f"reward function {moved.name} gets at most {moved.most} samples in one call from now on: it"
-                " returns in time for so many, and not for a whole batch"
-            )
-        if moved.most:
-            for _, reply in passed:
-                moved.learned.add(reply.seconds)
-
     def _report(
         self,
         moved: MovedFunction,
         batch: RewardBatch,
-        failure: Failure | None,
+        failure: Failure,
         failures: Mapping[int, Failure],
         passed: Passed,
     ) -> list[Any]:
-        """Report a failed call, if there was one, and return the rewards of the samples that are left."""
+        """Report a failed call, and return the rewards of the samples that are left."""
         samples = [
             Sample(index=index, failure=one, prompt=batch.prompts[index], completion=batch.completions[index])
             for index, one in sorted(failures.items())
         ]
-        if failure is not None:
-            self._log.failed(moved.name, failure, samples, batch.size)
+        self._log(moved.name, failure, samples, batch.size)
         batch.replay(passed)
         values: list[Any] = [None] * batch.size
         for index, one in failures.items():
@@ -305,8 +253,7 @@ class RewardService:
         generators = read_generators()
         while waiting:
             part = waiting.pop()
-            began = time.monotonic()
-            left = ends_at - began
+            left = ends_at - time.monotonic()
             if left <= 0:
                 text = "was not called again: the search for the samples took too long"
                 late = Failure(kind=FailureKind.not_tried, message=text)
@@ -328,8 +275,6 @@ class RewardService:
             passed.append((part, reply))
             for sample in part:
                 failures.pop(sample, None)
-            if len(part) <= moved.most:  # a usual call, no search
-                ends_at += time.monotonic() - began
         return passed
 
     def _accept(self, reply: Reply) -> None:
@@ -341,19 +286,3 @@ def _halves(part: range) -> list[range]:
     """Return the halves of a part, the left one last; none of a single sample."""
     middle = len(part) // 2
     return [part[middle:], part[:middle]] if middle else []
-
-
-def _parts(whole: range, most: int) -> list[range]:
-    """Return parts of at most so many samples, the left one last."""
-    return [whole[at : at + most] for at in range(0, len(whole), most)][::-1]
-
-
-def _needs_device(failure: Failure | None) -> str:
-    """Return that a function needs an accelerator, if it failed because a worker sees none; else nothing."""
-    if failure is None or failure.kind is not FailureKind.exception:
-        return ""
-    import torch
-
-    words = ("CUDA", "No HIP GPUs", "NVIDIA driver", "XPU")
-    lacks = any(word in failure.message for word in words) and torch.accelerator.is_available()
-    return "needs an accelerator" if lacks else ""

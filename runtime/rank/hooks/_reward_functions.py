@@ -54,7 +54,6 @@ class FunctionCalls:
             self._calls += 1
             self._total_seconds += now - began
             self._longest_seconds = max(self._longest_seconds, now - began)
-            self._session.reward_seconds[self._name] += now - began
             if now >= self._write_at:
                 self.write()
 

@@ -197,21 +197,6 @@ class DeviceMemory:
             return 0
         return int(self._cuda.mem_get_info()[0])
 
-    def usable_bytes(self) -> int:
-        """Return what torch's allocator may hold in all: what others leave, and no more than the script
-        allows.
-
-        0 without an initialized device, or with an allocator that does not tell.
-        """
-        if self._peaks is None or not self._cuda.is_initialized():
-            return 0
-        try:
-            free, total = self._cuda.mem_get_info()
-            share = float(self._cuda.get_per_process_memory_fraction())
-            return min(int(free) + int(self._cuda.memory_reserved()), int(share * total))
-        except RuntimeError:  # an allocator of the script's own (`CUDAPluggableAllocator`) does not tell
-            return 0
-
     def release(self) -> None:
         """Return to the device what the allocator holds and no tensor uses."""
         if self._peaks is not None and self._cuda.is_initialized():

@@ -32,6 +32,7 @@ from grpo_run.runtime.board.board import Board
 from grpo_run.runtime.checkpoints.manifest import write_manifest
 from grpo_run.runtime.checkpoints.publishing import partial_directory, reject_checkpoint
 from grpo_run.runtime.errors import UsageError
+from grpo_run.runtime.features import modules
 from grpo_run.runtime.history.journal import Journal
 from grpo_run.runtime.history.run_directory import RunDirectory
 from grpo_run.runtime.launching._configuration import PreparedLaunch
@@ -172,6 +173,7 @@ class CommandShell:
 
     def event(self, name: str, run: str = "runs/night", attempt: str = "0", **given: str) -> None:
         """Write an event to a run's journal."""
+        modules("events")  # those of features are known once they are imported
         journal = Journal(self.here / run / "journal.jsonl", Path(run).name)
         journal.attempt = int(attempt)
         values = {key: value_of(text.replace("HERE", str(self.here))) for key, text in given.items()}

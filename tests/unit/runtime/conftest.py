@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -67,7 +66,7 @@ def session(
         left=None, script_ended=False, fences={},
         is_main=True, is_rank=True, votes=VoteGroup(),
         device_memory=DeviceMemory(), host_memory=ResidentMemory(),
-        on_phase_change=[], reward_seconds=defaultdict(float),
+        on_phase_change=[],
         accounting=PhaseAccounting(
             slot.memory_area, DeviceMemory().read, ResidentMemory().read, warn=notified.append
         ),

@@ -24,7 +24,6 @@ NOT_SHOWN = {
     "grpo_rank_votes_total": "of use with the time of votes only",
     "grpo_rank_cleanup_runs_total": "the time of cleanups is shown",
     "grpo_observation_timestamp_seconds": "an alert rule uses it",
-    "grpo_phase_growth_ratio": "set once; the warning, `status` and `report` say what grew with it",
 }
 """Metrics without a panel, and why."""
 

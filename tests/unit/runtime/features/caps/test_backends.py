@@ -24,9 +24,9 @@ BOTH = CapSettings(repetition=64, max_time=5.0)
     ("trainer", "settings", "message"),
     [
         (
-            {"rollout_func": print, "use_vllm": True},
+            {"rollout_func": print},
             BOTH,
-            "repetition and max_time: what vLLM generates for a `rollout_func` cannot be capped",
+            "repetition and max_time: what a `rollout_func` generates cannot be capped from outside",
         ),
         (
             {"use_transformers_continuous_batching": True},

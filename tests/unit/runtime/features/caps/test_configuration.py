@@ -13,14 +13,14 @@ import trl
 from grpo_run.runtime.errors import ConfigError
 from grpo_run.runtime.features.caps import _configuration as caps
 from grpo_run.runtime.features.caps._configuration import APPLIED, CapSettings, settings_of
-from grpo_run.runtime.features.caps.settings import FIELDS
+from grpo_run.runtime.features.caps.settings import LENGTH
 from grpo_run.runtime.memory.script_settings import OriginalSettings
 
 
 @pytest.mark.parametrize("kind", [trl.GRPOConfig, trl.RLOOConfig])
-def test_trl_has_the_fields(kind: Any) -> None:
-    """And `generation_kwargs` for the other caps."""
-    assert {*FIELDS, "generation_kwargs", "use_vllm"} <= {one.name for one in fields(kind)}
+def test_trl_has_the_field(kind: Any) -> None:
+    """The other caps are our own."""
+    assert LENGTH in {one.name for one in fields(kind)}
 
 
 Applied = list[dict[str, Any]]
@@ -39,9 +39,6 @@ def config_class() -> type:
     @dataclass
     class Config:
         max_completion_length: int = 1024
-        repetition_penalty: float = 1.0
-        generation_kwargs: dict[str, Any] | None = None
-        use_vllm: bool = False
         seen: list[int] = field(default_factory=list)
 
         def __post_init__(self) -> None:
@@ -57,30 +54,15 @@ def record(applied: Applied) -> Callable[..., None]:
 
 
 def test_caps_are_applied_before_the_configuration_is_validated(config_class: type, applied: Applied) -> None:
-    """TRL's own validation then sees the capped values."""
-    caps.install(config_class, {"max_completion_length": 64, "no_repeat_ngram_size": 3}, record(applied))
-    config = config_class(max_completion_length=512, generation_kwargs={"do_sample": True})
+    """TRL's own validation then sees the capped values, and each is journaled with the value it replaced."""
+    caps.install(config_class, {"max_completion_length": 64, "repetition": 32}, record(applied))
+    config = config_class(max_completion_length=512)
     assert config.seen == [64]
     assert config.max_completion_length == 64
-    assert config.generation_kwargs == {"do_sample": True, "no_repeat_ngram_size": 3}
-
-
-def test_each_cap_is_journaled_with_the_value_it_replaced(config_class: type, applied: Applied) -> None:
-    """No setting of the script changes silently."""
-    caps.install(config_class, {"max_completion_length": 64, "no_repeat_ngram_size": 3}, record(applied))
-    config_class()
     assert applied == [
-        {"key": "max_completion_length", "old": 1024, "new": 64, "config": "Config"},
-        {"key": "no_repeat_ngram_size", "old": None, "new": 3, "config": "Config"},
+        {"key": "max_completion_length", "old": 512, "new": 64, "config": "Config"},
+        {"key": "repetition", "old": None, "new": 32, "config": "Config"},
     ]
-
-
-def test_the_scripts_dictionary_is_not_modified(config_class: type, applied: Applied) -> None:
-    """Several configurations may share it."""
-    caps.install(config_class, {"no_repeat_ngram_size": 3}, record(applied))
-    mine = {"do_sample": True}
-    config_class(generation_kwargs=mine)
-    assert mine == {"do_sample": True}
 
 
 def test_a_subclass_is_capped_once(config_class: type, applied: Applied) -> None:
@@ -100,38 +82,20 @@ def test_a_subclass_is_capped_once(config_class: type, applied: Applied) -> None
     assert [fields["config"] for fields in applied] == ["Mine"]
 
 
-def test_a_cap_that_vllm_does_not_support_is_an_error(config_class: type, applied: Applied) -> None:
-    """It would have no effect. Caps that are TRL fields are accepted."""
-    caps.install(config_class, {"max_completion_length": 64, "no_repeat_ngram_size": 3}, record(applied))
-    with pytest.raises(ConfigError, match=r"no_repeat_ngram_size.*vLLM"):
-        config_class(use_vllm=True)
-
-
 def trainer(**args: Any) -> Any:
     """Return a trainer with these arguments."""
     return SimpleNamespace(args=SimpleNamespace(**args))
 
 
-def test_caps_that_took_effect_pass_the_check() -> None:
-    """The test covers fields and generation keywords."""
-    caps.check(
-        trainer(max_completion_length=64, generation_kwargs={"no_repeat_ngram_size": 3}),
-        {"max_completion_length": 64, "no_repeat_ngram_size": 3},
-    )
+def test_a_cap_that_took_effect_passes_the_check() -> None:
+    """Those of our own are in no configuration."""
+    caps.check(trainer(max_completion_length=64), {"max_completion_length": 64, "repetition": 32})
 
 
-@pytest.mark.parametrize(
-    "args",
-    [
-        {"max_completion_length": 512, "generation_kwargs": {"no_repeat_ngram_size": 3}},
-        {"max_completion_length": 64, "generation_kwargs": None},
-        {"max_completion_length": 64, "generation_kwargs": {"no_repeat_ngram_size": 9}},
-    ],
-)
-def test_a_cap_that_did_not_take_effect_is_an_error(args: dict[str, Any]) -> None:
+def test_a_cap_that_did_not_take_effect_is_an_error() -> None:
     """As when the script sets the value again after building the configuration."""
-    with pytest.raises(ConfigError, match="did not take effect: SimpleNamespace has"):
-        caps.check(trainer(**args), {"max_completion_length": 64, "no_repeat_ngram_size": 3})
+    with pytest.raises(ConfigError, match="did not take effect: SimpleNamespace has 512"):
+        caps.check(trainer(max_completion_length=512), {"max_completion_length": 64})
 
 
 def test_completions_that_a_plan_has_shortened_since_the_cap_pass_the_check_and_are_counted() -> None:
@@ -158,7 +122,7 @@ def test_a_trainer_that_does_not_generate_is_not_checked() -> None:
 def test_caps_of_our_own_leave_the_configuration_as_it_is(config_class: type, applied: Applied) -> None:
     """They act through a stopping criterion, and are journaled like the others."""
     caps.install(config_class, {"repetition": 64, "max_time": 2.5}, record(applied))
-    assert config_class() == config_class(generation_kwargs=None, max_completion_length=1024)
+    assert config_class() == config_class(max_completion_length=1024)
     assert [(fields["key"], fields["new"]) for fields in applied][:2] == [
         ("repetition", 64),
         ("max_time", 2.5),

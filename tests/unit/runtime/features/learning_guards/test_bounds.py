@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 
 from support.transcripts import Story, stories
@@ -10,14 +11,14 @@ from grpo_run.runtime.features.learning_guards._judge import (
     Observation,
     Series,
     Trip,
-    find_capped_completions,
     find_divergence,
     find_entropy_change,
-    find_failing_tools,
+    find_large_share,
     find_mismatch,
     find_nonfinite,
     find_zero_variance,
 )
+from grpo_run.runtime.features.learning_guards.settings import LearningGuard
 
 Find = Callable[[Series, float | None], Trip | None]
 
@@ -40,12 +41,12 @@ def command(find: Find) -> Callable[..., str]:
 class BoundShell:
     """Guards as commands."""
 
-    capped = command(find_capped_completions)
+    capped = command(functools.partial(find_large_share, LearningGuard.capped))
     kl = command(find_divergence)
     entropy = command(find_entropy_change)
     zero_variance = command(find_zero_variance)
     mismatch = command(find_mismatch)
-    tools = command(find_failing_tools)
+    tools = command(functools.partial(find_large_share, LearningGuard.tools))
 
     def nonfinite(self, *steps: str, at: str) -> str:
         """What is found at a step after values that were not finite at these steps."""

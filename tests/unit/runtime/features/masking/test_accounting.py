@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import math
-import random
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -85,50 +83,6 @@ def test_steps_without_samples_are_counted(either: Any, session: Any, rollout: S
     assert group["steps_without_samples"] == 8
 
 
-class Improving:
-    """A reward function that fails for some samples the first time; it logs, as TRL lets it."""
-
-    __name__ = "improving"
-
-    def __init__(self, *answers: list[Any]) -> None:
-        self.answers = list(answers)
-        self.calls = 0
-
-    def __call__(self, completions: list[str], log_extra: Any, log_metric: Any, **_: Any) -> list[Any]:
-        self.calls += 1
-        log_extra("call", [self.calls] * len(completions))
-        log_metric("calls", self.calls)
-        return self.answers.pop(0)
-
-
-TIMEOUT = failed(MaskingReason.timeout)
-
-
-@pytest.mark.parametrize(
-    ("answers", "used", "left", "reasons"),
-    [
-        (([TIMEOUT] * 5 + REWARDS[5:], REWARDS), 2, 0, []),
-        (([TIMEOUT] * 5 + REWARDS[5:], [failed(MaskingReason.died)] * 8), 1, 1, ["timeout"]),
-        (([TIMEOUT] * 4 + REWARDS[4:],), 1, None, ["timeout"]),
-    ],
-    ids=["better", "no better", "only half of them"],
-)
-def test_rewards_are_computed_again_past_the_share(
-    either: Any, session: Any, rollout: Score, events: Any,
-    answers: tuple[list[Any], ...], used: int, left: float | None, reasons: list[str],
-) -> None:  # fmt: skip
-    """Once, if more than half of the samples have none. The better answer counts, and what it has logged."""
-    function = Improving(*answers)
-    found = rollout(either, session, function)
-    assert function.calls == len(answers)
-    assert list(either._logs["extra"]["call"]) == [used] * 8
-    assert either._metrics["train"]["calls"] == [used]
-    repeated = [(event["share"], event["left"], event["step"]) for event in events("rewards_repeated")]
-    assert repeated == ([] if left is None else [(0.625, left, 1)])
-    assert [record["reason"] for record in events("sample_masked")] == reasons
-    assert bool(found["advantages"].ne(0).all()) is not bool(reasons)
-
-
 def attached(trainer: Any, session: Any, function: Any) -> AbstractContextManager[None]:
     """Masking for a trainer with one function."""
     trainer.reward_funcs, trainer.reward_func_names = [function], ["broken"]
@@ -154,7 +108,6 @@ def test_ten_rollouts_in_a_row_without_one_valid_reward_end_the_run(
     either: Any, session: Any, broken: Any, returned: str, valid_before: int
 ) -> None:
     """Wherever in the run; the function and what it returned are named at the first, and in the error."""
-    session.config = replace(session.config, features={"masking": {"repeat_rewards_above": 1}})
     answers = [REWARDS] * valid_before + [broken] * ROLLOUTS_WITHOUT_REWARD
     masking = attached(either, session, lambda **_: answers.pop(0))
     said = f"in step 1 reward function broken returned {returned}"
@@ -173,7 +126,6 @@ def test_ten_rollouts_in_a_row_without_one_valid_reward_end_the_run(
 
 def test_a_valid_reward_begins_the_count_anew(either: Any, session: Any) -> None:
     """Nine and nine end nothing, and neither do rewards that are all 0."""
-    session.config = replace(session.config, features={"masking": {"repeat_rewards_above": 1}})
     almost = [[None] * 8] * (ROLLOUTS_WITHOUT_REWARD - 1)
     answers = [*almost, [None] * 7 + [0.0], *almost, *[[0.0] * 8] * (2 * ROLLOUTS_WITHOUT_REWARD)]
     masking = attached(either, session, lambda **_: answers.pop(0))
@@ -210,7 +162,6 @@ def test_an_evaluation_with_one_completion_loses_only_what_failed(
 
 def test_many_rollouts_without_samples_are_a_warning(either: Any, session: Any) -> None:
     """One for each series of them."""
-    session.config = replace(session.config, features={"masking": {"repeat_rewards_above": 1}})
     empty: list[Any] = [[NAN] * 8]
     answers = [*empty * (EMPTY_ROLLOUTS + 1), REWARDS, *empty * (EMPTY_ROLLOUTS - 1)]
     masking = attached(either, session, lambda **_: answers.pop(0))
@@ -248,24 +199,3 @@ def test_other_trainers_are_left_alone(session: Any) -> None:
     with with_feature(PART, trainer, session):
         assert trainer._generate_and_score_completions() == "mine"
         assert vars(trainer) == {}
-
-
-@pytest.mark.parametrize("improves", [True, False])
-def test_rewards_that_are_computed_again_draw_the_same_numbers(
-    either: Any, session: Any, improves: bool
-) -> None:
-    """And what is drawn later does not depend on it: a step that is done again may need them only once."""
-    drawn = []
-
-    def noisy(**_: Any) -> list[Any]:
-        drawn.append(random.random())
-        return REWARDS if improves and len(drawn) > 1 else [failed(MaskingReason.timeout)] * 5 + REWARDS[5:]
-
-    masking = attached(either, session, noisy)
-    random.seed(4)
-    with masking:
-        either._generate_and_score_completions(INPUTS)
-    later = random.random()
-    random.seed(4)
-    assert drawn == [random.random()] * 2
-    assert later == random.random()

@@ -15,24 +15,21 @@ import torch
 from grpo_run.runtime.features.memory_trace import _tracer
 from grpo_run.runtime.features.memory_trace.events import MemoryFound
 
-LAST_STEP = 1000
-"""Of the training that a script is at the beginning of."""
-
 
 @pytest.fixture
 def run_script(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., list[MemoryFound]]:
     """Runs a script in which each call of `made()` ends a step, and returns what is found."""
     monkeypatch.setattr(_tracer, "SHARE", 1e9)
 
-    def run(source: str, free: int = 0) -> list[MemoryFound]:
+    def run(source: str) -> list[MemoryFound]:
         found: list[MemoryFound] = []
-        trace = _tracer.MemoryTrace(found.append, pytest.fail, lambda device: free)
+        trace = _tracer.MemoryTrace(found.append, pytest.fail)
         step = 0
 
         def made() -> torch.Tensor:
             nonlocal step
             if step:
-                trace.step_ended(step, LAST_STEP)
+                trace.step_ended(step)
             step += 1
             return torch.full((40,), float(step))
 
@@ -44,10 +41,7 @@ def run_script(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[...,
         script = importlib.util.module_from_spec(specification)
         monkeypatch.setitem(sys.modules, "script_of_test", script)
         vars(script).update(torch=torch, made=made)
-        try:
-            specification.loader.exec_module(script)
-        finally:
-            trace.end()
+        specification.loader.exec_module(script)
         return found
 
     gc.collect()

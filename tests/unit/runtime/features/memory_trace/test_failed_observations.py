@@ -6,11 +6,8 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
 from grpo_run.runtime.features.memory_trace import _tracer
-from grpo_run.runtime.features.memory_trace._census import Ledger
-from grpo_run.runtime.features.memory_trace._sites import SiteRecorder
 
 
 def fails(*_: Any) -> None:
@@ -18,24 +15,17 @@ def fails(*_: Any) -> None:
     raise AttributeError("'_Holder' object has no attribute 'is_meta'")
 
 
-@pytest.mark.parametrize(
-    ("owner", "name"), [(Ledger, "observe"), (SiteRecorder, "_note")], ids=["a census", "an operator"]
-)
-def test_the_script_goes_on_and_one_line_says_what_has_failed(
-    monkeypatch: pytest.MonkeyPatch, owner: type, name: str
-) -> None:
-    """What the script computes is what it computes without a trace, and no mode of ours stays active."""
+def test_the_script_goes_on_and_one_line_says_what_has_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the script computes is what it computes without a trace."""
     monkeypatch.setattr(_tracer, "SHARE", 1e9)
-    monkeypatch.setattr(owner, name, fails)
+    monkeypatch.setattr(_tracer, "find_holder", fails)
     warnings: list[str] = []
     trace = _tracer.MemoryTrace(pytest.fail, warnings.append)
     kept = []
-    for step in range(1, 12):
-        kept.append(torch.ones(64, 64) @ torch.ones(64, 64))  # suspicious, so operators are watched
+    for step in range(1, 32):
+        kept.append(torch.ones(64, 64) @ torch.ones(64, 64))
         assert torch.equal(kept[-1], torch.full((64, 64), 64.0))
         trace.step_ended(step)
-    trace.end()
-    assert not is_in_torch_dispatch_mode()
     assert len(warnings) == 1
     assert "--memory-trace has failed and ends; the run goes on: AttributeError: '_Holder'" in warnings[0]
     assert "test_failed_observations.py:" in warnings[0]

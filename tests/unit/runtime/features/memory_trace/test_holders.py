@@ -9,8 +9,7 @@ from typing import Any
 
 import torch
 
-from grpo_run.runtime.features.memory_trace._holders import name_of
-from grpo_run.runtime.features.memory_trace._referrers import running_locals
+from grpo_run.runtime.features.memory_trace._holders import name_of, running_locals
 
 
 def test_looking_at_frames_keeps_nothing_alive() -> None:
@@ -24,7 +23,7 @@ def test_looking_at_frames_keeps_nothing_alive() -> None:
         tensor = torch.zeros(64)
         freed = weakref.ref(tensor)
         assert id(tensor) in running_locals()
-        assert name_of(tensor, ()) is not None
+        assert name_of(tensor) is not None
         del tensor
         assert freed() is None
     finally:

@@ -27,7 +27,6 @@ class Run:
         directory = RunDirectory(path=Path(config.run_directory))
         directory.create()
         self.live = LiveHistory(directory.journal, "run-1", parts=[HISTORY()])
-        self.later_seconds = 0.0
         self._said: list[str] = []
         reporter = Reporter(self.live, "", self._said.append)
         self.feature = supervisor.PART(config, directory, self.live.history, reporter)
@@ -35,8 +34,8 @@ class Run:
     def found(self, rank: int = 0, attempt: int = 0, **fields: Any) -> None:
         """A rank has found a list that keeps tensors."""
         known = {
-            "attempt": attempt, "step": 7, "world_size": 2, "kind": "growth", "tensors": 5,
-            "key": "growth|list|a.py|3", "subject": "held by list `a` (a.py:3)", "sentence": LINE,
+            "attempt": attempt, "step": 7, "world_size": 2, "tensors": 5, "key": "list `a` (a.py:3)",
+            "sentence": LINE,
         }  # fmt: skip
         self.live.write(event("memory_finding", rank=rank, **(known | fields)))
 
@@ -51,33 +50,20 @@ class Run:
 
 
 @pytest.fixture
-def run(make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch) -> Run:
+def run(make_config: MakeConfig) -> Run:
     """A new run."""
-    made, clock = Run(make_config()), supervisor.time.time
-    monkeypatch.setattr(supervisor.time, "time", lambda: clock() + made.later_seconds)
-    return made
+    return Run(make_config())
 
 
-def test_a_finding_waits_for_the_other_ranks_and_names_all_of_them(run: Run) -> None:
-    """Once all have it, or after some seconds; a rank that finds it later is one short line."""
+def test_a_finding_is_said_once_whichever_ranks_have_it(run: Run) -> None:
+    """The status names all of them."""
     run.found(1)
-    assert run.said() == []
-    run.found(0, sentence="6 tensors")
-    assert run.said() == [f"memory: ranks 0 and 1: {LINE}"]
-    run.found(1, key="other", subject="held by dict `b`")
-    assert run.said() == []
-    run.later_seconds = supervisor.WAITED_SECONDS
     assert run.said() == [f"memory: rank 1: {LINE}"]
-    run.found(0, key="other")
-    assert run.said() == ["memory: rank 0 too: held by dict `b`"]
-    assert run.said(final=True) == []
-
-
-def test_a_finding_is_said_at_the_end_without_waiting(run: Run) -> None:
-    """Its run may end within the seconds that other ranks are waited for."""
-    run.found()
+    run.found(0)
     assert run.said() == []
-    assert run.said(final=True) == [f"memory: rank 0: {LINE}"]
+    run.found(0, key="dict `b`", sentence="6 tensors")
+    assert run.said(final=True) == ["memory: rank 0: 6 tensors"]
+    assert run.live.history.notes() == [f"memory: ranks 0 and 1: {LINE}", "memory: rank 0: 6 tensors"]
 
 
 def test_a_finding_is_not_said_again_after_a_restart_of_ranks_or_supervisor(
@@ -94,21 +80,11 @@ def test_a_finding_is_not_said_again_after_a_restart_of_ranks_or_supervisor(
     assert restarted.said(final=True) == []
 
 
-def test_what_merely_grows_is_listed_and_not_said(run: Run) -> None:
-    """The status has it; once it will not fit, it is another finding, which is said."""
-    run.found(key="growing|list|a.py|3", kind="growing", sentence="still growing: 5 tensors")
-    assert run.said(final=True) == []
-    assert run.live.history.notes() == ["memory: rank 0: still growing: 5 tensors"]
-    run.found()
-    assert len(run.said(final=True)) == 1
-
-
 def test_findings_are_json_with_ranks_and_attempts(run: Run) -> None:
     """Nothing of the record's frame is repeated."""
     run.found()
     (part,) = run.live.history.parts
     assert json.loads(json.dumps(part.as_json()["memory_trace"]["findings"])) == [
-        {"kind": "growth", "tensors": 5, "sentence": LINE, "ranks": [0], "attempts": [0], "bytes": 0,
-        "shape": [], "dtype": "", "since_step": 0, "steps": 0, "made_at": None, "holder": None,
-        "held_at": None, "details": {}}
+        {"key": "list `a` (a.py:3)", "tensors": 5, "bytes": 0, "since_step": 0, "steps": 0, "sentence": LINE,
+        "ranks": [0], "attempts": [0]}
     ]  # fmt: skip

@@ -144,26 +144,6 @@ def test_the_accelerators_functions_show_the_same_peaks(
     assert torch.cuda.max_memory_allocated() == 0
 
 
-def test_a_rank_may_use_what_others_leave_and_the_script_allows(
-    device: DeviceMemory, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What torch's allocator holds is the rank's own. An allocator of the script's own does not tell."""
-    shares = [1.0]
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (30_000, 80_000))
-    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda: 20_000)
-    monkeypatch.setattr(torch.cuda, "get_per_process_memory_fraction", lambda: shares[0])
-    assert device.usable_bytes() == 50_000
-    shares[0] = 0.5
-    assert device.usable_bytes() == 40_000
-
-    def refuses() -> int:
-        raise RuntimeError("CUDAPluggableAllocator does not yet support getDeviceStats")
-
-    monkeypatch.setattr(torch.cuda, "memory_reserved", refuses)
-    assert device.usable_bytes() == 0
-    assert DeviceMemory().usable_bytes() == 0
-
-
 def test_nothing_changes_without_a_device() -> None:
     """The wrapped functions return what torch returns, and reading initializes nothing."""
     made = DeviceMemory()
