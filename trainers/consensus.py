@@ -23,6 +23,7 @@ from collections.abc import Callable, Iterator
 
 from grpo_run.runtime.errors import UsageError
 from grpo_run.runtime.rank.consensus import CallSite, ConsensusCall, Turns, agree, exchange
+from grpo_run.runtime.rank.rollouts import limits
 
 __all__ = ["all", "any", "while_any"]
 
@@ -72,7 +73,7 @@ def _iterate(site: CallSite, more: Callable[[], bool]) -> Iterator[None]:
     iteration, turns = 1, Turns()
     try:
         while True:
-            flag = bool(more())
+            flag = bool(more()) and not limits.out_of_time(iteration)
             turns.show(flag)
             if not _decide(site, flag, iteration):
                 return

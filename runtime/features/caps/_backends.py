@@ -51,10 +51,12 @@ def check(trainer: Any, settings: CapSettings) -> None:
         if value
     )
     if getattr(trainer, "rollout_func", None) is not None:
-        raise ConfigError(
-            f"--generation {names}: what a `rollout_func` generates cannot be capped from outside; remove the"
-            " cap, and use grpo_run.trainers.caps in the function"
-        )
+        if getattr(trainer, "use_vllm", False):
+            raise ConfigError(
+                f"--generation {names}: what vLLM generates for a `rollout_func` cannot be capped; remove the"
+                " cap, and use grpo_run.trainers.caps in the function"
+            )
+        return
     if getattr(trainer, "use_transformers_continuous_batching", False):
         raise ConfigError(
             f"--generation {names}: continuous batching accepts no stopping criteria; remove the cap,"

@@ -18,7 +18,7 @@ from typing import Any
 from grpo_run.runtime.errors import ConfigError
 from grpo_run.runtime.features.caps._backends import CAPS, check, vllm_cut, vllm_keywords
 from grpo_run.runtime.features.caps._configuration import CapSettings
-from grpo_run.runtime.features.caps._criteria import Turn, turn
+from grpo_run.runtime.features.caps._criteria import Turn, turn, turn_of_script, without_effect
 from grpo_run.runtime.features.caps._rollout import CappedRollout, Cut, DeadlineDecision
 from grpo_run.runtime.rank.rollouts import generate_calls
 from grpo_run.runtime.rank.rollouts.limits import Deadline
@@ -62,6 +62,9 @@ class Capping:
         self._last: CappedRollout | None = None
         self._refused: list[list[int]] = []
         """Completions of this rollout whose tools are not called."""
+        self._own = self._settings.stops and getattr(trainer, "rollout_func", None) is not None
+        self._seen = False
+        """Whether the caps had something to end in the trainer's `rollout_func`."""
         check(trainer, self._settings)
 
     def end_reasons(self) -> tuple[EndReason, ...] | None:
@@ -110,6 +113,9 @@ class Capping:
                 hooks.enter_context(override_attributes(engine, generation_kwargs=keywords))
             if self._settings.stops and not vllm:
                 generate_calls.install()
+            if self._own:
+                function = functools.partial(self._cap_script, trainer.rollout_func)
+                hooks.enter_context(override_attributes(trainer, rollout_func=function))
             if self._settings.stops and getattr(trainer, "tools", None):
                 hooks.enter_context(self._tools_refused())
             yield
@@ -166,6 +172,40 @@ class Capping:
         self._refused += [tokens for tokens, one in zip(ended, cuts, strict=True) if one is not None]
         return (ended, *result[1:]) if pair else ended
 
+    def _cap_script(self, original: Callable[..., Any], prompts: Any, *args: Any, **kwargs: Any) -> Any:
+        """Let the trainer's `rollout_func` generate under the caps.
+
+        A completion that a cap has ended is padded, where the function keeps that: the padding is left out.
+        """
+        rollout, settings = self._rollout, self._settings
+        if rollout is None:
+            return original(prompts, *args, **kwargs)
+        present = Turn(rollout, settings.repetition, of_script=True)
+        with turn_of_script(present):
+            output = original(prompts, *args, **kwargs)
+        if not self._seen:
+            wrong = without_effect([present], settings, "this trainer's `rollout_func`")
+            if wrong is not None:
+                raise ConfigError(wrong)
+            self._seen = True
+        rollout.steps += present.steps
+        completions = output[rollout_names.COMPLETION_IDS]
+        cuts: list[Cut | None] = [None] * len(completions)
+        if present.rows == len(completions):  # else it is not known which row became which completion
+            cuts = present.cuts([len(tokens) for tokens in completions])
+        padding = getattr(getattr(self._trainer, rollout_names.TOKENIZER, None), "pad_token_id", None)
+        changed = {
+            name: [
+                row[: one.length] if one is not None and _is_padded(tokens, one, padding) else row
+                for row, tokens, one in zip(output[name], completions, cuts, strict=True)
+            ]
+            for name in rollout_names.BY_TOKEN
+            if output.get(name) is not None
+        }
+        output = {**output, **changed}
+        rollout.end_turn(output[rollout_names.PROMPT_IDS], output[rollout_names.COMPLETION_IDS], cuts)
+        return output
+
     @contextmanager
     def _tools_refused(self) -> Iterator[None]:
         """Leave out the tool calls of completions that a cap has ended: their text is not what the model
@@ -184,3 +224,8 @@ class Capping:
 
         with override_attributes(module, **{trainer_names.PARSE_RESPONSE: parse_response}):
             yield
+
+
+def _is_padded(tokens: Sequence[int], cut: Cut, padding: int | None) -> bool:
+    """Whether nothing but padding follows where a completion was ended."""
+    return set(tokens[cut.length :]) == {padding}

@@ -57,7 +57,11 @@ class CapSettings:
 
 
 def settings_of(trainer: Any, caps: Mapping[str, int | float]) -> CapSettings:
-    """Return the caps of our own on a trainer: those of the command line, then those of `apply`."""
+    """Return the caps of our own on a trainer: those of the command line, then those of `apply`.
+
+    Args:
+        trainer: None for a hand-written loop, which has those of the command line.
+    """
     applied = getattr(trainer, APPLIED, CapSettings())
     window = caps.get("repetition", applied.repetition)
     return CapSettings(

@@ -17,8 +17,9 @@ import torch
 from transformers import StoppingCriteria, StoppingCriteriaList
 
 from grpo_run.runtime.errors import ConfigError
+from grpo_run.runtime.features.caps._configuration import CapSettings
 from grpo_run.runtime.features.caps._rollout import CappedRollout, Cut
-from grpo_run.runtime.rank.rollouts import generate_calls
+from grpo_run.runtime.rank.rollouts import generate_calls, limits
 from grpo_run.runtime.rank.rollouts.limits import Repetition
 from grpo_run.watchdog.observation import EndReason
 
@@ -102,26 +103,49 @@ class CapCriteria(StoppingCriteria):  # type: ignore[misc]
 class Turn:
     """One turn: the criterion that its call of `generate` gets; one for each part if it is divided.
 
+    Code of the script may call `generate` several times, and generate in loops of `consensus.while_any`.
+
     Args:
         rollout: of the turn.
         window: in tokens, of the cap on repetition; None without it.
+        of_script: the script's own code generates.
     """
 
-    def __init__(self, rollout: CappedRollout, window: int | None) -> None:
+    def __init__(self, rollout: CappedRollout, window: int | None, *, of_script: bool = False) -> None:
         self.rollout = rollout
         self._window = window
+        self._of_script = of_script
         self._parts: list[tuple[int, CapCriteria]] = []
         """Rows and criterion of each part."""
+        self._loops: list[int] = []
+        """Turns of each loop of `consensus.while_any`."""
 
     @property
     def steps(self) -> int:
         """Decoding steps so far."""
-        return sum(criteria.steps for _, criteria in self._parts)
+        return sum(criteria.steps for _, criteria in self._parts) + sum(self._loops)
 
     @property
     def begun(self) -> bool:
         """Whether `generate` was called."""
         return bool(self._parts)
+
+    @property
+    def timed(self) -> bool:
+        """Whether something was asked to end in time."""
+        return self.begun or bool(self._loops)
+
+    @property
+    def rows(self) -> int:
+        """Rows of all calls of `generate`."""
+        return sum(rows for rows, _ in self._parts)
+
+    def out_of_time(self, turns: int) -> bool:
+        """Return whether a loop has no time left; see `limits.ended_by`."""
+        if turns == 1:
+            self._loops.append(0)
+        self._loops[-1] = turns - 1
+        return self.rollout.out_of_time(self.steps)
 
     def cuts(self, lengths: Sequence[int]) -> list[Cut | None]:
         """Return where and why each completion was ended, as `CapCriteria.cuts` does.
@@ -143,7 +167,7 @@ class Turn:
         Raises:
             ConfigError: a second call in this turn: which completion a row belongs to is then not known.
         """
-        if self._parts and not part:
+        if self._parts and not part and not self._of_script:
             raise ConfigError(
                 "caps on repetition and time need a model that generates a batch in one call of transformers'"
                 " `generate`; this model calls it several times. Use grpo_run.trainers.caps in its loop"
@@ -168,6 +192,34 @@ class Turn:
         )
         self._parts.append((rows, criteria))
         arguments["stopping_criteria"] = StoppingCriteriaList([*own, criteria])
+
+
+@contextmanager
+def turn_of_script(present: Turn) -> Iterator[None]:
+    """Cap whatever the script's own code generates in the block, as far as that is seen."""
+    with generate_calls.with_criteria(present.add_to), limits.ended_by(present.out_of_time):
+        yield
+
+
+def without_effect(turns: Sequence[Turn], settings: CapSettings, what: str) -> str | None:
+    """Return which cap had nothing to end in code of the script, and what to do; None if all had.
+
+    Args:
+        turns: that the script's own code has generated.
+        settings: the caps.
+        what: generates.
+    """
+    if settings.repetition is not None and not any(one.begun for one in turns):
+        return (
+            f"--generation repetition: {what} does not call transformers' `generate`, and its tokens are not"
+            " seen; remove the cap, and use grpo_run.trainers.caps.Repetition in its loop"
+        )
+    if settings.max_time is not None and not any(one.timed for one in turns):
+        return (
+            f"--generation max_time: {what} neither calls transformers' `generate` nor generates in a loop of"
+            " consensus.while_any; remove the cap, or write the loop with while_any"
+        )
+    return None
 
 
 @contextmanager

@@ -90,7 +90,7 @@ class RolloutReports:
         self._session = session
         self._train_call = train_call
         self._ends_in_time = settings.max_time is not None
-        self._key: RolloutKey | None = None
+        self.key: RolloutKey | None = None
         """Of the rollout that has begun last; None if nothing ends rollouts in time."""
         self._begun: Counter[tuple[int, str]] = Counter()
         self._decided: dict[RolloutKey, DeadlineDecision] = {}
@@ -103,12 +103,12 @@ class RolloutReports:
         if not self._ends_in_time:
             return None
         step, mode = self._position()
-        self._key = RolloutKey(self._train_call, step, mode, self._begun[step, mode])
+        self.key = RolloutKey(self._train_call, step, mode, self._begun[step, mode])
         self._begun[step, mode] += 1
-        return self._decided.pop(self._key, None)
+        return self._decided.pop(self.key, None)
 
-    def ended(self, rollout: CappedRollout) -> None:
-        """Report the rollout that has begun last."""
+    def ended(self, rollout: CappedRollout, key: RolloutKey | None = None) -> None:
+        """Report a rollout, by default the one that has begun last."""
         session, reasons = self._session, Counter(rollout.reasons)
         if any(reasons[reason] for reason in CAPPED):
             session.journal.write(
@@ -121,12 +121,12 @@ class RolloutReports:
                     deadline=reasons[EndReason.deadline],
                 )
             )
-        if self._key is not None:
+        if key := key or self.key:
             session.journal.write(
                 RolloutEnded(
                     rank=session.rank,
                     world_size=session.world_size,
-                    **self._key._asdict(),
+                    **key._asdict(),
                     decoding_steps=rollout.steps,
                     timed_out_after=rollout.timed_out_after,
                 )

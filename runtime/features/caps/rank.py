@@ -21,7 +21,7 @@ class CapsPart(RankFeature):
     """The caps of the command line, and those that a script has applied to a trainer."""
 
     name = CapsSettings.NAME
-    preloaded = (f"{__package__}._capping", f"{__package__}._reports")
+    preloaded = (f"{__package__}._capping", f"{__package__}._loop", f"{__package__}._reports")
 
     def script_begins(self, session: Session) -> None:
         """Cap the configurations that the script will build, before TRL validates them."""
@@ -50,12 +50,12 @@ class CapsPart(RankFeature):
         check(trainer, session.config.of(CapsSettings).generation)
 
     def call(self, session: Session, points: CallPoints) -> None:
-        """Say that a hand-written loop is not capped from outside."""
-        if points.trainer is None and (caps := session.config.of(CapsSettings).generation):
-            session.warn(
-                f"--generation {' and '.join(caps)}: a loop of your own is not capped; use"
-                " grpo_run.trainers.caps in it"
-            )
+        """Cap what a hand-written loop generates, if there is a cap."""
+        caps = session.config.of(CapsSettings).generation
+        if points.trainer is None and caps:
+            from grpo_run.runtime.features.caps._loop import cap_loop
+
+            cap_loop(caps, session, points)
 
     def rollouts(self, trainer: Any, session: Session, train_call: int, points: RolloutPoints) -> None:
         """Cap the trainer's rollouts, if there is a cap."""

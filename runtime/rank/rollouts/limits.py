@@ -16,7 +16,9 @@ does not know where a completion has ended.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import TYPE_CHECKING
 
 from grpo_run.runtime.errors import UsageError
@@ -35,6 +37,31 @@ DRIFT_SHARE = 0.95
 """Share of equal tokens that makes a loop of them. With 0.9, ten times as many samples of real text were
 taken for one.
 """
+
+
+OutOfTime = Callable[[int], bool]
+"""Asked after each step of decoding, with their number; returns whether the time of this rank is over."""
+_out_of_time: ContextVar[OutOfTime | None] = ContextVar("grpo_run_out_of_time", default=None)
+
+
+@contextmanager
+def ended_by(out_of_time: OutOfTime) -> Iterator[None]:
+    """Let the loops of `consensus.while_any` in the block end when the time is over on every rank."""
+    token = _out_of_time.set(out_of_time)
+    try:
+        yield
+    finally:
+        _out_of_time.reset(token)
+
+
+def out_of_time(turns: int) -> bool:
+    """Return whether a loop has no time left on this rank.
+
+    Args:
+        turns: of the loop so far, with the one that is about to begin.
+    """
+    ask = _out_of_time.get()
+    return ask is not None and ask(turns)
 
 
 class Repetition:

@@ -24,9 +24,9 @@ BOTH = CapSettings(repetition=64, max_time=5.0)
     ("trainer", "settings", "message"),
     [
         (
-            {"rollout_func": print},
+            {"rollout_func": print, "use_vllm": True},
             BOTH,
-            "repetition and max_time: what a `rollout_func` generates cannot be capped from outside",
+            "repetition and max_time: what vLLM generates for a `rollout_func` cannot be capped",
         ),
         (
             {"use_transformers_continuous_batching": True},
