@@ -208,6 +208,6 @@ def test_an_address_may_be_in_a_file(tmp_path: Path) -> None:
 )  # fmt: skip
 def test_what_is_no_address_is_refused_without_repeating_it(word: str) -> None:
     """It may be a secret with a mistake in it."""
-    with pytest.raises(UsageError, match="--heartbeat-url: .*give http") as refused:
+    with pytest.raises(UsageError, match=r"--heartbeat-url: .*give http") as refused:
         address("--heartbeat-url", word)
     assert "s3cr" not in str(refused.value)
