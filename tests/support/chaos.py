@@ -4,9 +4,10 @@
     make chaos SEED=1 CASE=12         # the faults of run 12 once more; with CASE=12.3 only that one
     make chaos FAULTS=0               # nothing but table and page of what was found so far
 
-`chaos_faults.py` has the kinds, what must follow, and the drawing. Launches are started, ended and compared as
-those of `grpo-run rehearse`. Each result is a line of `results.jsonl` in the work directory, written when its run
-has ended; a run that went wrong keeps its files beside it. Needs root, because it mounts small file systems.
+`chaos_faults.py` has the kinds, what must follow, and the drawing. Launches are started, ended and compared
+as those of `grpo-run rehearse`. Each result is a line of `results.jsonl` in the work directory, written when
+its run has ended; a run that went wrong keeps its files beside it. Needs root, because it mounts small file
+systems.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import datetime
+import functools
 import html
 import io
 import json
@@ -42,7 +44,7 @@ from grpo_run.runtime.rehearsal._seen import read_traces, weights_of
 from grpo_run.runtime.snapshots.headroom import DISK_RESERVE_BYTES
 from grpo_run.runtime.upstream.tracker_names import SWITCHED_OFF
 from grpo_run.watchdog.processes import descendants, read_arguments, read_processes
-from support.chaos_faults import JOBS, KINDS, NOT_TOLD, STEPS, Case, Kind, Run, draw
+from support.chaos_faults import FAULTS, KINDS, NOT_TOLD, STEPS, Case, Kind, Run, draw
 from support.full_disk import SmallDisk, small_disk
 
 ROOT = Path(__file__).parents[2]
@@ -56,28 +58,19 @@ OPTIONS = (
     "--deadline-exit", "5",
 )  # fmt: skip
 SCRIPTS: Mapping[str, Sequence[str]] = {
-    "loop": (
-        "loops.py",
-        "--mode",
-        "ddp",
-        "--steps",
-        str(STEPS),
-        "--save-every",
-        "2",
-        "--save-total-limit",
-        "2",
-    ),
-    "grpo": ("grpo.py", "--cpu", "--max-steps", str(STEPS), "--save-steps", "2", "--save-total-limit", "2"),
-    "sft": ("sft.py", "--cpu", "--max-steps", str(STEPS), "--save-steps", "2", "--save-total-limit", "2"),
+    "loop": ("loops.py", "--mode", "ddp", "--steps", str(STEPS), "--save-every", "2"),
+    "grpo": ("grpo.py", "--cpu", "--max-steps", str(STEPS), "--save-steps", "2"),
+    "sft": ("sft.py", "--cpu", "--max-steps", str(STEPS), "--save-steps", "2"),
 }
+LIMIT = ("--save-total-limit", "2")
 TARGETS = {
-    "drain worker": "grpo-run drain worker",
-    "forkserver": "grpo-run forkserver",
-    "guardian": "guardian",
-}
+    "drain worker": "grpo-run drain worker", "forkserver": "grpo-run forkserver", "guardian": "guardian",
+}  # fmt: skip
 """How processes below a supervisor are recognized."""
 
 
+MODEL_CARD = "README.md"
+"""What a trainer writes beside its checkpoints."""
 CACHES = ("torchinductor_root",)
 """What torch makes in the folder of temporary files, with the name of the user, and keeps."""
 
@@ -138,8 +131,9 @@ class RunOfFaults:
         script, *arguments = SCRIPTS[self._run.job]
         faults = [word for case in self._run.cases for word in ("--inject", case.injection)]
         return [
-            *OPTIONS, "--run-dir", str(self._directory.path), "--snapshot-dir", str(self._memory.folder), *faults,
-            str(ROOT / "tests" / "scripts" / script), "--output-dir", str(self._folder / "real"), *arguments,
+            *OPTIONS, "--run-dir", str(self._directory.path), "--snapshot-dir", str(self._memory.folder),
+            *faults, str(ROOT / "tests" / "scripts" / script), "--output-dir", str(self._folder / "real"),
+            *arguments, *LIMIT,
         ]  # fmt: skip
 
     def _events(self) -> list[dict[str, Any]]:
@@ -168,7 +162,7 @@ class RunOfFaults:
                 _remount(disk, "ro")
             else:
                 disk.leave(0)
-            undo = (lambda: _remount(disk, "rw")) if kind.room == "read-only" else disk.empty
+            undo = functools.partial(_remount, disk, "rw") if kind.room == "read-only" else disk.empty
         elif kind.to == "command":
             with contextlib.redirect_stdout(io.StringIO()):
                 grpo_run(["stop", str(self._directory.path)])
@@ -176,7 +170,7 @@ class RunOfFaults:
             pids = self._pids(kind.to, rank)
             for number in kind.send:
                 _signal(pids, number)
-            undo = lambda: _signal(pids, signal.SIGCONT)  # noqa: E731
+            undo = functools.partial(_signal, pids, signal.SIGCONT)
         if kind.lasts_seconds and undo is not None:
             self._undo.append((time.monotonic() + kind.lasts_seconds, undo))
 
@@ -212,25 +206,29 @@ class RunOfFaults:
         elif what:
             found = [path for path in self._disk.folder.parent.glob("*/checkpoint-*") if step_of(path)]
             newest = max(found, key=lambda path: step_of(path) or 0)
-            file_ = max(
-                (one for one in newest.rglob("*") if one.is_file()), key=lambda one: one.stat().st_size
-            )
+            files = [one for one in newest.rglob("*") if one.is_file()]
+            largest = max(files, key=lambda one: one.stat().st_size)
             if what == "manifest":
                 (newest / MANIFEST).unlink()
             elif what == "truncate":
-                os.truncate(file_, file_.stat().st_size // 2)
+                os.truncate(largest, largest.stat().st_size // 2)
             else:
-                content = bytearray(file_.read_bytes())
+                content = bytearray(largest.read_bytes())
                 content[len(content) // 2] ^= 1
-                file_.write_bytes(content)
+                largest.write_bytes(content)
 
     def _files_left(self) -> Iterable[str]:
         """Yield what a run that has finished has left besides its checkpoints."""
-        yield from (str(path) for path in (self._folder / "tmp").iterdir() if path.name not in CACHES)
+        kinds = {case.kind for case in self._run.cases}
+        # the guardian removes it, unless it is killed as well
+        allowed = (*CACHES, *(("pymp-",) if kinds & {"guardian-kill", "all-kill", "memory-lost"} else ()))
+        temporary = (self._folder / "tmp").iterdir()
+        yield from (str(path) for path in temporary if not path.name.startswith(allowed))
         yield from (str(path) for path in self._memory.folder.rglob("*") if not path.is_dir())
-        damaged = any(KINDS[case.kind].between for case in self._run.cases)
+        damaged = any(KINDS[kind].between for kind in kinds)
         for path in self._disk.folder.parent.glob("*/*"):
-            if step_of(path) is None and not (damaged and path.name.startswith("rejected-checkpoint-")):
+            rejected = damaged and path.name.startswith("rejected-checkpoint-")
+            if step_of(path) is None and not rejected and path.name != MODEL_CARD:
                 yield str(path)
 
 
@@ -304,7 +302,8 @@ def judge(run: Run, ended: Ended, expected: Mapping[str, str]) -> list[dict[str,
             "wrong": wrong, "cause": first.get("cause"), "cause_right": cause_right,
             "culprits": _culprits(first), "rank_right": rank_right, "weights": weights,
             "sentence": first.get("sentence", ""), "detected_seconds": first.get("detection_seconds"),
-            "recovered_seconds": None if at is None or kind.last else _recovered(journal[at:], kind), "left": list(ended.left),
+            "recovered_seconds": None if at is None or kind.last else _recovered(journal[at:], kind),
+            "left": list(ended.left),
         })  # fmt: skip
         before_failed = before_failed or (ended.codes[-1] != 0 and bool(wrong))
     return results
@@ -317,11 +316,8 @@ def _wrong_verdict(
     causes = kind.right_causes(case.phase)
     if not causes or not incidents:
         right = not causes and not incidents
-        return (
-            ([] if right else [f"taken for {incidents[0]['cause']}" if incidents else "not seen"]),
-            right,
-            right,
-        )
+        said = f"taken for {incidents[0]['cause']}" if incidents else "not seen"
+        return [] if right else [said], right, right
     first, culprits = incidents[0], _culprits(incidents[0])
     cause_right = first["cause"] in causes and len(incidents) == 1
     rank_right = (
@@ -378,7 +374,7 @@ def undisturbed(job: str, work: Path) -> dict[str, str]:
     kept = work / f"undisturbed-{job}.json"
     if not kept.is_file():
         ended = RunOfFaults(Run(seed=0, number=0, job=job), work / f"undisturbed-{job}").ended()
-        assert ended.codes == (0,) and ended.weights and not ended.left, (ended.codes, ended.left)
+        assert (ended.codes, ended.left, bool(ended.weights)) == ((0,), (), True), (ended.codes, ended.left)
         kept.write_text(json.dumps(dict(ended.weights)))
     found: dict[str, str] = json.loads(kept.read_text())
     return found
@@ -420,10 +416,9 @@ def campaign(runs: Sequence[Run], work: Path, *, keep: bool = True) -> list[dict
             if keep:
                 with open(work / "results.jsonl", "a") as file:
                     file.write("".join(f"{json.dumps(result)}\n" for result in results))
-            bad = [
-                f"{one['case']} {one['kind']}: {'; '.join(one['wrong'])}" for one in results if one["wrong"]
-            ]
-            print(f"{len(found)} faults · " + ("as specified" if not bad else " | ".join(bad)), flush=True)
+            wrong = [one for one in results if one["wrong"]]
+            said = " | ".join(f"{one['case']} {one['kind']}: {'; '.join(one['wrong'])}" for one in wrong)
+            print(f"{len(found)} faults · {said or 'as specified'}", flush=True)
     return found
 
 
@@ -476,10 +471,11 @@ def summary(results: Sequence[Mapping[str, Any]]) -> str:
     dates = sorted({one["at"][:10] for one in done})
     seeds = ", ".join(map(str, sorted({one["seed"] for one in done})))
     right = sum(not one["wrong"] for one in done)
+    runs = len({(one["seed"], one["case"].partition(".")[0]) for one in done})
     return (
-        f"{' to '.join(dict.fromkeys((dates[0], dates[-1])))}, seed {seeds}: {len(done):,} faults of {kinds} kinds"
-        f" in {len({one['case'].partition('.')[0] for one in done})} runs,"
-        f" {right:,} as specified, {sum(bool(one['left']) for one in done)} with something left behind."
+        f"{' to '.join(dict.fromkeys((dates[0], dates[-1])))}, seed {seeds}: {len(done):,} faults of {kinds}"
+        f" kinds in {runs} runs, {right:,} as specified,"
+        f" {sum(bool(one['left']) for one in done)} with something left behind."
     )
 
 
@@ -490,8 +486,9 @@ def markdown(results: Sequence[Mapping[str, Any]]) -> str:
 
 
 STYLE = (
-    "body{font:15px/1.5 system-ui,sans-serif;margin:2rem auto;max-width:75rem;padding:0 1rem}table{border-collapse:"
-    "collapse;width:100%}td,th{text-align:left;padding:.2rem .6rem;border-bottom:1px solid #8884;vertical-align:top}"
+    "body{font:15px/1.5 system-ui,sans-serif;margin:2rem auto;max-width:75rem;padding:0 1rem}"
+    "table{border-collapse:collapse;width:100%}"
+    "td{padding:.2rem .6rem;border-bottom:1px solid #8884;vertical-align:top}"
 )
 
 
@@ -517,15 +514,20 @@ def page(results: Sequence[Mapping[str, Any]]) -> str:
 
 DOCUMENT = """# Fault campaign
 
-`make chaos` (`tests/support/chaos.py`), generated by `make chaos FAULTS=0 TABLE=docs/reference/chaos.md`. {summary}
-
-Jobs of 2 ranks on CPU and Gloo: GRPO, SFT, and a loop of its own with DDP; {steps} steps, a checkpoint every 2, up to 9 faults a
-run at drawn steps, ranks and phases, two runs at a time on a machine of 2 cores that others use too. `--deadline-floor` is 4 s.
-Seconds are median and maximum. Each kind's specification is in `tests/support/chaos_faults.py`. "Cause" and "rank" are shares of
-right verdicts; where nothing may be taken for a fault, of runs without a verdict. Weights are compared with the undisturbed job at
-the last step; "changed" is a run whose memory plan has changed how a step is computed.
+{summary}
 
 {table}
+
+`make chaos` (`tests/support/chaos.py`) has run them; `make chaos FAULTS=0 TABLE=docs/reference/chaos.md` has
+made this page. Jobs of 2 ranks on CPU and Gloo: GRPO, SFT, and a loop of its own with DDP; {steps} steps, a
+checkpoint every 2, {faults} faults a run at drawn steps, ranks and phases; two runs at a time on a machine of 2
+cores that others use too. `--deadline-floor` is 4 s. What must follow for each kind is in
+`tests/support/chaos_faults.py`.
+
+- *Cause* and *rank*: share of right verdicts; where nothing may be taken for a fault, of faults without one.
+- *Weights*: equal to those of the undisturbed job after the last step; *changed* are faults of runs whose
+  memory plan has changed how a step is computed.
+- *Seconds*: median and maximum, from the fault to the verdict and to the next committed step.
 """
 
 
@@ -549,15 +551,12 @@ def main() -> int:
         return int(any(one["wrong"] for one in found))
     found = campaign(missing(given.seed, given.faults, read_results(work)), work) if given.faults else []
     results = read_results(work)
-    (work / "table.md").write_text(f"{summary(results)}\n\n{markdown(results)}\n")
+    said, table = summary(results), markdown(results)
+    (work / "table.md").write_text(f"{said}\n\n{table}\n")
     (work / "page.html").write_text(page(results))
     if given.table:
-        given.table.write_text(
-            DOCUMENT.format(summary=summary(results), steps=STEPS, table=markdown(results))
-        )
-    print(
-        f"{len(found)} faults in {(time.monotonic() - began) / 60:.1f} min. {summary(results)} {work}/page.html"
-    )
+        given.table.write_text(DOCUMENT.format(summary=said, steps=STEPS, faults=FAULTS, table=table))
+    print(f"{len(found)} faults in {(time.monotonic() - began) / 60:.1f} min. {said} {work}/page.html")
     return int(any(one["wrong"] for one in found))
 
 

@@ -1,8 +1,7 @@
 """The faults of the campaign: every kind with what is done and what must follow, and how cases are drawn.
 
-What must follow was written from the documentation before a run was made. Pure data; `chaos.py` runs and judges
-it. A case is a fault of a run: several happen one after another in one run, and each has to be recovered before
-the next.
+What must follow is what the documentation says. Pure data; `chaos.py` runs and judges it. A case is a fault
+of a run: several happen one after another in one run, and each has to be recovered before the next.
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ class Kind:
         between: what is done before the same command is given again.
         causes: the verdicts that are right; empty if nothing may be taken for a fault.
         stall: the cause of a rank that stands still in the phase is right, too.
-        rank: whether the rank must be named; None if the records may not tell, "any" if there is no single one.
+        rank: whether the rank must be named; None if records may not tell, "any" if it is not one.
         code: of the command; if it is not 0, the same command must go on and end with 0.
         may_change: the memory plan may change how a step is computed.
         last: it happens at the end of the run.
@@ -67,7 +66,7 @@ class Kind:
     between: str = ""
     causes: frozenset[str] = frozenset()
     stall: bool = False
-    rank: bool | None | str = True
+    rank: bool | str | None = True
     code: int = 0
     may_change: bool = False
     last: bool = False
@@ -115,7 +114,9 @@ KINDS: Mapping[str, Kind] = {
     "rank-term": Kind(done="SIGTERM to a rank", send=(signal.SIGTERM,), causes=SIGNAL),
     "rank-segv": Kind(done="SIGSEGV to a rank", send=(signal.SIGSEGV,), causes=SIGNAL),
     "rank-stop": Kind(done="SIGSTOP to a rank", send=(signal.SIGSTOP,), causes=STUCK),
-    "rank-pause": Kind(done="SIGSTOP to a rank, SIGCONT after 1 s", send=(signal.SIGSTOP,), lasts_seconds=1.0),
+    "rank-pause": Kind(
+        done="SIGSTOP to a rank, SIGCONT after 1 s", send=(signal.SIGSTOP,), lasts_seconds=1.0
+    ),
     "ranks-kill": Kind(
         done="SIGKILL to all ranks at once", send=(signal.SIGKILL,), to="ranks", causes=SIGNAL, rank="any"
     ),
@@ -182,9 +183,9 @@ MEMORY_PHASES = {
 }
 JOBS = ("loop", "grpo", "sft", "loop", "grpo", "loop")
 """Of the runs in turn."""
-FAULTS = 9
+FAULTS = 12
 """Of one run: one of them ends the command, and the last may happen at its end."""
-APART, FIRST = 5, 4
+APART, FIRST = 4, 4
 """Steps between two faults, with a checkpoint every two, and the step of the first one."""
 STEPS = FIRST + APART * (FAULTS + 1)
 RUNS_WITH_OOM = 3
@@ -243,7 +244,7 @@ def draw(seed: int, number: int) -> Run:
     dice.shuffle(names)
     cases = []
     for index, name in enumerate([*names, *last]):
-        kind, step = KINDS[name], FIRST + APART * index + dice.randrange(3)
+        kind, step = KINDS[name], FIRST + APART * index + dice.randrange(2)
         phases = MEMORY_PHASES[job] if kind.may_change else kind.phases or PHASES[job]
         phase = dice.choice(phases) if kind.inject else "forward_backward"
         cases.append(

@@ -1,0 +1,21 @@
+"""A slice of the fault campaign: faults of many kinds, each recovered as specified, with equal weights."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+from support.chaos import ROOT, read_results
+
+
+@pytest.mark.full
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounting needs root")
+def test_ten_faults_are_recovered_as_specified(tmp_path: Path) -> None:
+    command = ["make", "-s", "chaos", "FAULTS=10", "SEED=2", f"WORK={tmp_path}"]
+    ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=1800)
+    results = read_results(tmp_path)
+    assert ran.returncode == 0, [(one["case"], one["kind"], one["wrong"]) for one in results if one["wrong"]]
+    assert len(results) >= 10
+    assert (tmp_path / "page.html").is_file()
