@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -13,8 +14,10 @@ from support.chaos import ROOT, read_results
 @pytest.mark.full
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounting needs root")
 def test_ten_faults_are_recovered_as_specified(tmp_path: Path) -> None:
-    command = ["make", "-s", "chaos", "FAULTS=10", "SEED=2", f"WORK={tmp_path}"]
-    ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=1800)
+    command = [sys.executable, "-P", "-m", "support.chaos", "--faults", "10", "--seed", "2"]
+    ran = subprocess.run(
+        [*command, "--work", str(tmp_path)], cwd=ROOT, env={**os.environ, "PYTHONPATH": "tests"}, timeout=1800
+    )
     results = read_results(tmp_path)
     assert ran.returncode == 0, [(one["case"], one["kind"], one["wrong"]) for one in results if one["wrong"]]
     assert len(results) >= 10

@@ -4,10 +4,10 @@
     make chaos SEED=1 CASE=12         # the faults of run 12 once more; with CASE=12.3 only that one
     make chaos FAULTS=0               # nothing but table and page of what was found so far
 
-`chaos_faults.py` has the kinds, what must follow, and the drawing. Launches are started, ended and compared
-as those of `grpo-run rehearse`. Each result is a line of `results.jsonl` in the work directory, written when
-its run has ended; a run that went wrong keeps its files beside it. Needs root, because it mounts small file
-systems.
+`chaos_faults.py` has the kinds, what must follow, and the drawing, `chaos_table.py` what is shown. Launches
+are started, ended and compared as those of `grpo-run rehearse`. Each result is a line of `results.jsonl` in
+the work directory, written when its run has ended; a run that went wrong keeps its files beside it. Needs
+root, because it mounts small file systems.
 """
 
 from __future__ import annotations
@@ -16,14 +16,12 @@ import argparse
 import contextlib
 import datetime
 import functools
-import html
 import io
 import json
 import multiprocessing
 import os
 import shutil
 import signal
-import statistics
 import subprocess
 import sys
 import time
@@ -44,7 +42,8 @@ from grpo_run.runtime.rehearsal._seen import read_traces, weights_of
 from grpo_run.runtime.snapshots.headroom import DISK_RESERVE_BYTES
 from grpo_run.runtime.upstream.tracker_names import SWITCHED_OFF
 from grpo_run.watchdog.processes import descendants, read_arguments, read_processes
-from support.chaos_faults import FAULTS, KINDS, NOT_TOLD, STEPS, Case, Kind, Run, draw
+from support.chaos_faults import KINDS, NOT_TOLD, STEPS, Case, Kind, Run, draw
+from support.chaos_table import document, markdown, page, summary
 from support.full_disk import SmallDisk, small_disk
 
 ROOT = Path(__file__).parents[2]
@@ -142,6 +141,9 @@ class RunOfFaults:
             for line in self._directory.journal.read_text(errors="replace").splitlines():
                 with contextlib.suppress(ValueError):  # torn, or being written
                     found.append(json.loads(line))
+                    if folder := found[-1].get("incident"):
+                        verdict = json.loads((Path(folder) / "verdict.json").read_text())
+                        found[-1]["culprits"] = verdict["culprits"]
         return found
 
     def _act(self) -> None:
@@ -277,7 +279,9 @@ def judge(run: Run, ended: Ended, expected: Mapping[str, str]) -> list[dict[str,
     for number, case in enumerate(run.cases):
         kind, at = KINDS[case.kind], fired.get(case.injection)
         later = [fired[one.injection] for one in run.cases[number + 1 :] if one.injection in fired]
-        found = journal[at : min(later, default=len(journal))] if at is not None else []
+        # what is seen before the first fault is wrong as well
+        began = at if number else 0
+        found = journal[began : min(later, default=len(journal))] if at is not None else []
         incidents = [event for event in found if event["event"] == "incident"]
         wrong, cause_right, rank_right = _wrong_verdict(kind, case, incidents)
         if at is None:
@@ -300,7 +304,7 @@ def judge(run: Run, ended: Ended, expected: Mapping[str, str]) -> list[dict[str,
             "seed": run.seed, "case": case.name, "job": run.job, "kind": case.kind, "rank": case.rank,
             "step": case.step, "phase": case.phase, "done": not (before_failed and at is None),
             "wrong": wrong, "cause": first.get("cause"), "cause_right": cause_right,
-            "culprits": _culprits(first), "rank_right": rank_right, "weights": weights,
+            "culprits": first.get("culprits", []), "rank_right": rank_right, "weights": weights,
             "sentence": first.get("sentence", ""), "detected_seconds": first.get("detection_seconds"),
             "recovered_seconds": None if at is None or kind.last else _recovered(journal[at:], kind),
             "left": list(ended.left),
@@ -318,7 +322,7 @@ def _wrong_verdict(
         right = not causes and not incidents
         said = f"taken for {incidents[0]['cause']}" if incidents else "not seen"
         return [] if right else [said], right, right
-    first, culprits = incidents[0], _culprits(incidents[0])
+    first, culprits = incidents[0], incidents[0]["culprits"]
     cause_right = first["cause"] in causes and len(incidents) == 1
     rank_right = (
         kind.rank == "any"
@@ -329,11 +333,6 @@ def _wrong_verdict(
     wrong += [f"also {event['cause']}" for event in incidents[1:]]
     wrong += [] if rank_right else [f"ranks {culprits}, not {case.rank}"]
     return wrong, cause_right, rank_right
-
-
-def _culprits(incident: Mapping[str, Any]) -> list[int]:
-    rank = incident.get("culprit")
-    return [] if rank is None else [rank, *incident.get("also_failed", ())]
 
 
 def _recovered(later: Sequence[dict[str, Any]], kind: Kind) -> float | None:
@@ -422,115 +421,6 @@ def campaign(runs: Sequence[Run], work: Path, *, keep: bool = True) -> list[dict
     return found
 
 
-# ---- what is shown ----
-
-
-HEADS = (
-    "kind",
-    "what is done",
-    "faults",
-    "as specified",
-    "cause",
-    "rank",
-    "weights",
-    "detected, s",
-    "recovered, s",
-)
-
-
-def rows(results: Sequence[Mapping[str, Any]]) -> list[list[str]]:
-    """Return the cells of the table: one row for each kind that has happened, and the sum."""
-    found = []
-    for name, kind in KINDS.items():
-        if there := [one for one in results if one["kind"] == name and one["done"]]:
-            found.append([f"`{name}`", kind.done, *_cells(there)])
-    return [*found, ["all", "", *_cells([one for one in results if one["done"]])]]
-
-
-def _cells(there: Sequence[Mapping[str, Any]]) -> list[str]:
-    total = len(there)
-    exempt = sum(one["weights"] == "plan changed" for one in there)
-    equal = f"{sum(one['weights'] == 'equal' for one in there)} of {total - exempt}"
-    return [
-        str(total), str(sum(not one["wrong"] for one in there)),
-        *(f"{sum(one[name] for one in there) / total:.1%}" for name in ("cause_right", "rank_right")),
-        equal + (f", {exempt} changed" if exempt else ""),
-        *(_spread([one[name] for one in there]) for name in ("detected_seconds", "recovered_seconds")),
-    ]  # fmt: skip
-
-
-def _spread(values: Iterable[float | None]) -> str:
-    known = [value for value in values if value is not None]
-    return f"{statistics.median(known):.1f} to {max(known):.1f}" if known else ""
-
-
-def summary(results: Sequence[Mapping[str, Any]]) -> str:
-    """Return date, size and seeds of a campaign in a sentence."""
-    done = [one for one in results if one["done"]]
-    kinds = len({one["kind"] for one in done})
-    dates = sorted({one["at"][:10] for one in done})
-    seeds = ", ".join(map(str, sorted({one["seed"] for one in done})))
-    right = sum(not one["wrong"] for one in done)
-    runs = len({(one["seed"], one["case"].partition(".")[0]) for one in done})
-    return (
-        f"{' to '.join(dict.fromkeys((dates[0], dates[-1])))}, seed {seeds}: {len(done):,} faults of {kinds}"
-        f" kinds in {runs} runs, {right:,} as specified,"
-        f" {sum(bool(one['left']) for one in done)} with something left behind."
-    )
-
-
-def markdown(results: Sequence[Mapping[str, Any]]) -> str:
-    """Return the table."""
-    lines = [HEADS, ["---"] * len(HEADS), *rows(results)]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
-
-
-STYLE = (
-    "body{font:15px/1.5 system-ui,sans-serif;margin:2rem auto;max-width:75rem;padding:0 1rem}"
-    "table{border-collapse:collapse;width:100%}"
-    "td{padding:.2rem .6rem;border-bottom:1px solid #8884;vertical-align:top}"
-)
-
-
-def page(results: Sequence[Mapping[str, Any]]) -> str:
-    """Return one HTML page without references to others."""
-
-    def table(lines: Iterable[Sequence[str]]) -> str:
-        cells = ["".join(f"<td>{html.escape(cell.strip('`'))}</td>" for cell in line) for line in lines]
-        return "".join(f"<tr>{one}</tr>" for one in cells)
-
-    bad = [
-        (one["case"], one["kind"], f"{one['job']}, rank {one['rank']}, step {one['step']}, {one['phase']}",
-         "; ".join(one["wrong"]), one["sentence"])
-        for one in results if one["wrong"]
-    ]  # fmt: skip
-    return (
-        '<!doctype html><html lang="en"><meta charset="utf-8"><title>Fault campaign</title>'
-        f"<style>{STYLE}</style><h1>Fault campaign</h1><p>{summary(results)}</p>"
-        f"<table>{table([HEADS, *rows(results)])}</table><h2>Not as specified: {len(bad)}</h2>"
-        f"<table>{table(bad)}</table></html>"
-    )
-
-
-DOCUMENT = """# Fault campaign
-
-{summary}
-
-{table}
-
-`make chaos` (`tests/support/chaos.py`) has run them; `make chaos FAULTS=0 TABLE=docs/reference/chaos.md` has
-made this page. Jobs of 2 ranks on CPU and Gloo: GRPO, SFT, and a loop of its own with DDP; {steps} steps, a
-checkpoint every 2, {faults} faults a run at drawn steps, ranks and phases; two runs at a time on a machine of 2
-cores that others use too. `--deadline-floor` is 4 s. What must follow for each kind is in
-`tests/support/chaos_faults.py`.
-
-- *Cause* and *rank*: share of right verdicts; where nothing may be taken for a fault, of faults without one.
-- *Weights*: equal to those of the undisturbed job after the last step; *changed* are faults of runs whose
-  memory plan has changed how a step is computed.
-- *Seconds*: median and maximum, from the fault to the verdict and to the next committed step.
-"""
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--faults", type=int, default=1000, help="at least so many more")
@@ -551,12 +441,12 @@ def main() -> int:
         return int(any(one["wrong"] for one in found))
     found = campaign(missing(given.seed, given.faults, read_results(work)), work) if given.faults else []
     results = read_results(work)
-    said, table = summary(results), markdown(results)
-    (work / "table.md").write_text(f"{said}\n\n{table}\n")
+    (work / "table.md").write_text(f"{summary(results)}\n\n{markdown(results)}\n")
     (work / "page.html").write_text(page(results))
     if given.table:
-        given.table.write_text(DOCUMENT.format(summary=said, steps=STEPS, faults=FAULTS, table=table))
-    print(f"{len(found)} faults in {(time.monotonic() - began) / 60:.1f} min. {said} {work}/page.html")
+        given.table.write_text(document(results))
+    minutes = (time.monotonic() - began) / 60
+    print(f"{len(found)} faults in {minutes:.1f} min. {summary(results)} {work}/page.html")
     return int(any(one["wrong"] for one in found))
 
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
-from support.chaos import Ended, judge, markdown, missing, page, read_results
+from support.chaos import Ended, judge, missing, read_results
 from support.chaos_faults import FAULTS, KINDS, STEPS, Run, draw
+from support.chaos_table import markdown, page
 
 from grpo_run.runtime.features.injections._injection import KINDS as INJECTED
 from grpo_run.runtime.features.injections._injection import check, parse_all
@@ -35,7 +37,7 @@ def test_a_thousand_faults_are_possible_and_of_every_kind() -> None:
         check(parsed, 2)
         assert [str(one) for one in parsed] == [case.injection for case in run.cases]
         steps = [case.step for case in run.cases]
-        assert all(later - earlier >= 2 for earlier, later in zip(steps, steps[1:], strict=False)), steps
+        assert all(later - earlier >= 2 for earlier, later in pairwise(steps)), steps
         assert steps[-1] <= STEPS - 5
         assert sum(bool(KINDS[case.kind].code) for case in run.cases) == 1
 
@@ -67,7 +69,7 @@ def journal_of(run: Run) -> list[dict[str, Any]]:
         found.append({"event": "fault_injected", "injection": case.injection, "time": 1.0})
         if causes := sorted(KINDS[case.kind].right_causes(case.phase)):
             found.append(
-                {"event": "incident", "cause": causes[0], "culprit": case.rank, "sentence": "A sentence."}
+                {"event": "incident", "cause": causes[0], "culprits": [case.rank], "sentence": "A sentence."}
             )
             found.append({"event": "attempt_started"})
         found.append({"event": "step_committed", "committed_at": 3.5})
@@ -103,7 +105,7 @@ def test_what_is_not_as_specified_is_said() -> None:
         return [{**event, **fields} if event["event"] == "incident" else event for event in journal]
 
     assert first(journal=with_incident(cause="gpu_oom")) == ["cause gpu_oom, not signal"]
-    assert first(journal=with_incident(culprit=1 - run.cases[0].rank))[0].startswith("ranks [")
+    assert first(journal=with_incident(culprits=[1 - run.cases[0].rank]))[0].startswith("ranks [")
     assert first(journal=[event for event in journal if event["event"] != "incident"]) == ["not seen"]
     assert first(weights={}) == ["weights differ"]
     assert first(weights={}, journal=[*journal, {"event": "memory_plan_applied"}]) == []
