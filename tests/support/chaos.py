@@ -248,6 +248,7 @@ def _remount(disk: SmallDisk, how: str) -> None:
         ).returncode:
             return
         time.sleep(0.01)
+    raise OSError(f"{disk.folder.parent} cannot be mounted anew ({how})")
 
 
 def _clear(folder: Path) -> None:
@@ -284,6 +285,8 @@ def judge(run: Run, ended: Ended, expected: Mapping[str, str]) -> list[dict[str,
         found = journal[began : min(later, default=len(journal))] if at is not None else []
         incidents = [event for event in found if event["event"] == "incident"]
         wrong, cause_right, rank_right = _wrong_verdict(kind, case, incidents)
+        if kind.event and not any(event["event"] == kind.event for event in found):
+            wrong.append(f"no {kind.event}")
         if at is None:
             wrong = ["it never happened"]
         if kind.code:

@@ -49,6 +49,7 @@ class Kind:
         causes: the verdicts that are right; empty if nothing may be taken for a fault.
         stall: the cause of a rank that stands still in the phase is right, too.
         rank: whether the rank must be named; None if records may not tell, "any" if it is not one.
+        event: of the journal, which must be found then.
         code: of the command; if it is not 0, the same command must go on and end with 0.
         may_change: the memory plan may change how a step is computed.
         last: it happens at the end of the run.
@@ -67,6 +68,7 @@ class Kind:
     causes: frozenset[str] = frozenset()
     stall: bool = False
     rank: bool | str | None = True
+    event: str = ""
     code: int = 0
     may_change: bool = False
     last: bool = False
@@ -80,6 +82,7 @@ def _injected(name: str, done: str, *causes: str, **more: object) -> Kind:
     return Kind(done=done, inject=name, causes=frozenset(causes), **more)  # type: ignore[arg-type]
 
 
+REJECTED = "checkpoint_rejected"
 STOPPED, KILLED = 75, -signal.SIGKILL
 KINDS: Mapping[str, Kind] = {
     "kill": _injected("kill", "SIGKILL to itself", "signal"),
@@ -164,11 +167,11 @@ KINDS: Mapping[str, Kind] = {
     ),
     "truncated": Kind(
         done="SIGTERM, and the newest checkpoint is truncated", send=(signal.SIGTERM,), to="supervisor",
-        between="truncate", code=STOPPED,
+        between="truncate", event=REJECTED, code=STOPPED,
     ),
     "flipped": Kind(
         done="SIGTERM, and one bit of the newest checkpoint is flipped", send=(signal.SIGTERM,),
-        to="supervisor", between="flip", code=STOPPED,
+        to="supervisor", between="flip", event=REJECTED, code=STOPPED,
     ),
     "manifest-lost": Kind(
         done="SIGTERM, and the newest checkpoint has lost its manifest", send=(signal.SIGTERM,),

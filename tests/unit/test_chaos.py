@@ -72,7 +72,7 @@ def journal_of(run: Run) -> list[dict[str, Any]]:
                 {"event": "incident", "cause": causes[0], "culprits": [case.rank], "sentence": "A sentence."}
             )
             found.append({"event": "attempt_started"})
-        found.append({"event": "step_committed", "committed_at": 3.5})
+        found += [{"event": KINDS[case.kind].event}, {"event": "step_committed", "committed_at": 3.5}]
     return found
 
 
