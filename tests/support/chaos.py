@@ -27,7 +27,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -414,8 +414,15 @@ def campaign(runs: Sequence[Run], work: Path, *, keep: bool = True) -> list[dict
     with ProcessPoolExecutor(LANES, mp_context=multiprocessing.get_context("spawn")) as lanes:
         jobs = list(dict.fromkeys(run.job for run in runs))
         expected = dict(zip(jobs, lanes.map(undisturbed, jobs, [work] * len(jobs)), strict=True))
-        for done in as_completed([lanes.submit(run_one, run, work, expected[run.job]) for run in runs]):
-            results = done.result()
+        waiting = list(runs)
+        running: set[Future[list[dict[str, Any]]]] = set()
+        while waiting or running:
+            # none is queued: Ctrl-C ends those under way, and another would begin
+            while waiting and len(running) < LANES:
+                run = waiting.pop(0)
+                running.add(lanes.submit(run_one, run, work, expected[run.job]))
+            done, running = wait(running, return_when=FIRST_COMPLETED)
+            results = [one for future in done for one in future.result()]
             found += results
             if keep:
                 with open(work / "results.jsonl", "a") as file:
