@@ -86,6 +86,7 @@ def build_agent(
     if options.master_port is None:
         options.master_port = MASTER_PORT
     restarts, options.max_restarts = options.max_restarts, options.max_restarts or 0
+    options.log_dir = os.devnull  # otherwise torch makes a temporary folder that nobody removes
     try:
         elastic, _, _ = config_from_args(options)
     except (ValueError, AssertionError, RuntimeError) as error:

@@ -46,6 +46,7 @@ from grpo_run.runtime.snapshots.area import StagingArea
 from grpo_run.runtime.supervisor.guardian import Guardian
 from grpo_run.runtime.supervisor.previous_supervisor import end_previous, own_identity
 from grpo_run.runtime.supervisor.supervisor import Supervisor
+from grpo_run.runtime.upstream import process_names
 from grpo_run.watchdog.run_processes.remaining import RemainingProcesses
 
 if TYPE_CHECKING:
@@ -109,7 +110,11 @@ def _supervise(
         features=[module.PART for module in modules("supervisor")],
     )
     guardian = Guardian(
-        directory.journal, config.run_id, tokens=(token, companion_token(own_process())), keep=config.keep
+        directory.journal,
+        config.run_id,
+        tokens=(token, companion_token(own_process())),
+        keep=config.keep,
+        temporary=process_names.temporary_folder(),
     )
     helpers = Helpers(
         owned,

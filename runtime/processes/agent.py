@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import os
 import signal
 import threading
 import time
@@ -157,7 +158,8 @@ class Agent(LocalElasticAgent):
         elastic: bool,
         helpers: Helpers,
     ) -> None:
-        super().__init__(spec, logs_specs=DefaultLogsSpecs(), exit_barrier_timeout=EXIT_BARRIER_SECONDS)
+        specs = DefaultLogsSpecs(log_dir=os.devnull)  # without a temporary folder
+        super().__init__(spec, logs_specs=specs, exit_barrier_timeout=EXIT_BARRIER_SECONDS)
         self._controller = controller
         self._entry = entry
         self._environment = environment

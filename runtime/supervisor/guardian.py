@@ -3,9 +3,10 @@
 Forkserver, ranks and drain worker die with the supervisor (`runtime/processes/starting.py`). What the
 ranks have started does not, and would keep ports, memory and devices. The guardian waits for the
 supervisor's exit on a pidfd, notes whether the kernel has killed it, terminates the processes that belong
-to the ranks, and writes one event to the journal. Until then it looks at the processes now and then, to
-remember those that have left both their parents and their environment. It stays in the supervisor's
-session, which is how it is told from a helper. When a run ends in order, the supervisor ends it.
+to the ranks, removes the supervisor's folder of temporary files, and writes one event to the journal. Until
+then it looks at the processes now and then, to remember those that have left both their parents and their
+environment. It stays in the supervisor's session, which is how it is told from a helper. When a run ends in
+order, the supervisor ends it.
 
 `Guardian` is the supervisor's side, `main` the process. `report` and `event_fields` also serve the
 supervisor when it terminates helper processes itself.
@@ -17,6 +18,7 @@ import contextlib
 import json
 import os
 import select
+import shutil
 import signal
 import subprocess
 import sys
@@ -98,9 +100,12 @@ class Guardian:
     Args:
         tokens: values of the token variable in the environments of this supervisor's ranks.
         keep: patterns of `--keep`.
+        temporary: a folder that the supervisor would have removed at its exit.
     """
 
-    def __init__(self, journal: Path, run_id: str, *, tokens: Sequence[str], keep: Sequence[str]) -> None:
+    def __init__(
+        self, journal: Path, run_id: str, *, tokens: Sequence[str], keep: Sequence[str], temporary: str | None
+    ) -> None:
         settings = {
             "supervisor": os.getpid(),
             "session": os.getsid(0),
@@ -108,6 +113,7 @@ class Guardian:
             "run_id": run_id,
             "tokens": list(tokens),
             "keep": list(keep),
+            "temporary": temporary,
         }
         with inherited_as_ignored():  # it leaves the process group afterwards
             self._process = subprocess.Popen(
@@ -148,6 +154,8 @@ def main() -> None:
     terminated = terminate(
         lambda: without_kept(owned.find(read_processes()), settings["keep"]), sessions=ranks
     )
+    if settings["temporary"] is not None:
+        shutil.rmtree(settings["temporary"], ignore_errors=True)
     _report(terminated, settings)
 
 

@@ -69,6 +69,12 @@ def use_short_temporary_folder() -> None:
             tempfile.tempdir = folder
 
 
+def temporary_folder() -> str | None:
+    """Return multiprocessing's folder of this process, which it removes when it exits; None without one."""
+    config: dict[str, Any] = multiprocessing.current_process()._config  # type: ignore[attr-defined]
+    return config.get("tempdir")
+
+
 def forkserver_pid() -> int | None:
     """Return the process id of this process's forkserver; None if it is not running."""
     server: Any = multiprocessing.forkserver._forkserver

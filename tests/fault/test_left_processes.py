@@ -1,4 +1,7 @@
-"""Whatever ranks start is gone before the next attempt and after the end, and nothing else is touched."""
+"""Whatever ranks start is gone before the next attempt and after the end, and nothing else is touched.
+
+Temporary folders are gone after the end, too.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +9,11 @@ import json
 import os
 import random
 import re
+import shutil
 import signal
 import socket
 import subprocess
+import tempfile
 import time
 from pathlib import Path
 
@@ -59,9 +64,13 @@ def test_nothing_is_left_before_the_next_attempt_and_after_the_supervisors_death
     A process that was there before is not touched.
     """
     port = free_port()
+    temporary = Path(tempfile.mkdtemp(dir="/tmp"))  # short: otherwise multiprocessing uses /tmp itself
     own = subprocess.Popen(["sleep", "600"], start_new_session=True)
     # cold, as a user starts it: what its death leaves is known by the environment that it began with
-    run = runs("--nproc-per-node", "1", LEAVES, "--port", str(port), "--attempts", "2", cold=True).start()
+    run = runs(
+        "--nproc-per-node", "1", LEAVES, "--port", str(port), "--attempts", "2", cold=True,
+        environment={"TMPDIR": str(temporary)},
+    ).start()  # fmt: skip
     try:
         until_ready(run, tmp_path)
         first = started(tmp_path)
@@ -83,9 +92,12 @@ def test_nothing_is_left_before_the_next_attempt_and_after_the_supervisors_death
         assert_gone(tmp_path, port)
         assert [event["by"] for event in run.events("processes_ended")] == ["supervisor", "guardian"]
         assert own.poll() is None
+        # torch keeps its cache
+        assert [one.name for one in temporary.iterdir() if not one.name.startswith("torchinductor_")] == []
     finally:
         own.kill()
         own.wait()
+        shutil.rmtree(temporary)
 
 
 HELPER = """

@@ -97,7 +97,9 @@ def diagnose_stall(
     a run that hangs again and again. A wait that nothing can end may depend on timing, but not twice at the
     same line and step.
     """
-    at_work = [rank for rank in stall.culprits if not _waits_for_ranks(stacks.get(rank, ()))]
+    # whoever is in the vote counts as waiting, and is not if its stack shows other code
+    voting = [rank for rank in stall.waiters if stacks.get(rank) and _phase(slots, [rank]) == Phase.vote.name]
+    at_work = [rank for rank in stall.culprits or voting if not _waits_for_ranks(stacks.get(rank, ()))]
     if len(at_work) == 1:
         stall = stall.alone.get(at_work[0], stall)
     locations = stack_locations(stacks)

@@ -7,7 +7,7 @@ could not be read is unknown: never a culprit, and never a reason to act. Pure.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from grpo_run.watchdog.causes import Cause
@@ -25,10 +25,10 @@ class Stall:
 
     `phase`, `deadline_seconds` and `waited_seconds` belong to the first culprit. `uninterruptible`: a culprit
     is in uninterruptible sleep and cannot be killed, so a restart would not help. `callback` names the user's
-    callback in which the first culprit is, "" outside callbacks. `alone` is, for each of several culprits,
-    the stall if it is the only one, for a diagnosis that clears the others. `lasts_seconds` is how long the
-    phase is known to last without progress; 0 if that is unknown, infinity for a hang that cannot end.
-    `goes_on`: the first culprit makes progress, so its line changes.
+    callback in which the first culprit is, "" outside callbacks. `alone` is, for each of several culprits or
+    of ranks that all wait, the stall if it is the only one, for a diagnosis that clears the others.
+    `lasts_seconds` is how long the phase is known to last without progress; 0 if that is unknown, infinity
+    for a hang that cannot end. `goes_on`: the first culprit makes progress, so its line changes.
     """
 
     cause: Cause
@@ -96,7 +96,7 @@ def find_stall(observed: Observed) -> Stall | None:
     if culprits is None:
         return None
     if not culprits:
-        return _describe_waiting_ranks(overdue)
+        return _describe_waiting_ranks(overdue, observed)
     waiters = tuple(sorted(merely_waiting - {phase.rank for phase in culprits}))
     durations = observed.learned.get(culprits[0].key)
     return _describe_culprits(culprits, waiters, observed.processes, durations)
@@ -193,17 +193,25 @@ def _describe_culprits(
         sentence=f"{subject} (deadline {_seconds(first.deadline_seconds)}, {basis}){others}{kernel}.",
         uninterruptible=bool(sleeping),
         goes_on=first.rule is Rule.endless,
-        alone={
-            one.rank: _describe_culprits(
-                (one,), tuple(sorted({*waiters, *blamed} - {one.rank})), processes, durations
-            )
-            for one in culprits
-            if len(culprits) > 1
-        },
+        alone=_each_alone(culprits, {*waiters, *blamed}, processes, lambda _: durations),
     )
 
 
-def _describe_waiting_ranks(overdue: Mapping[int, PhaseClock]) -> Stall:
+def _each_alone(
+    clocks: Sequence[PhaseClock],
+    ranks: set[int],
+    processes: Mapping[int, ProcessFacts | None],
+    durations_of: Callable[[PhaseClock], Durations | None],
+) -> dict[int, Stall]:
+    """Return the stall of each of several overdue phases, if its rank is the only culprit."""
+    return {
+        one.rank: _describe_culprits((one,), tuple(sorted(ranks - {one.rank})), processes, durations_of(one))
+        for one in clocks
+        if len(clocks) > 1
+    }
+
+
+def _describe_waiting_ranks(overdue: Mapping[int, PhaseClock], observed: Observed) -> Stall:
     """Return the stall of ranks that all wait for too long; its time is that of the last one to begin."""
     last = min(overdue.values(), key=lambda phase: phase.silent_seconds)
     subject = "All ranks have waited" if len(overdue) > 1 else f"Rank {last.rank} has waited"
@@ -216,6 +224,9 @@ def _describe_waiting_ranks(overdue: Mapping[int, PhaseClock]) -> Stall:
         waited_seconds=last.silent_seconds,
         sentence=f"{subject} for other ranks for at least {_seconds(last.silent_seconds)} (deadline"
         f" {_seconds(last.deadline_seconds)}); cannot tell which rank is missing.",
+        alone=_each_alone(
+            [*overdue.values()], {*overdue}, observed.processes, lambda one: observed.learned.get(one.key)
+        ),
     )
 
 

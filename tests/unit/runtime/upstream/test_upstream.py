@@ -6,6 +6,7 @@ import inspect
 import multiprocessing
 import multiprocessing.forkserver
 import multiprocessing.process
+import multiprocessing.util
 import sys
 import time
 
@@ -52,6 +53,15 @@ def test_the_main_process_class_can_be_instantiated() -> None:
     made = process_names._MAIN_PROCESS()
     assert made.name == "MainProcess"
     assert made._config["daemon"] is False if "daemon" in made._config else not made.daemon
+
+
+def test_the_temporary_folder_is_the_one_that_multiprocessing_has_made(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delitem(multiprocessing.process.current_process()._config, "tempdir", raising=False)
+    assert process_names.temporary_folder() is None
+    made = multiprocessing.util.get_temp_dir()
+    assert process_names.temporary_folder() == made
 
 
 def test_hiding_main_hides_its_file(monkeypatch: pytest.MonkeyPatch) -> None:
