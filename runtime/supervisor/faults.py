@@ -175,7 +175,6 @@ class FaultHandler:
             failed_ranks=(*verdict.culprits, *also_failed),
             files=context.attempt.files,
             on_several_nodes=context.attempt.on_several_nodes,
-            read_memory=context.read_memory,
         )
         answers = [feature.answer(fault) for feature in self._features]
         return next((one for one in answers if one is not None), None)

@@ -486,8 +486,6 @@ class Supervisor:
         retried = self.attempt.retries.warning
         if retried is not None:
             self._reporter.warn_once(retried[0], "retried allocations", retried[1])
-        for feature in self.features:
-            feature.committed(self._read_memory)
         self._advice.committed(self._polled_at, self._read_memory)
 
     def _read_memory(self) -> dict[int, RankMemory]:
