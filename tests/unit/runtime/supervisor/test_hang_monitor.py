@@ -23,7 +23,6 @@ from grpo_run.watchdog.observation import OpenPhase, Phase
 from grpo_run.watchdog.stalls.awaited import AwaitedRank
 from grpo_run.watchdog.stalls.deadlines import DeadlineSettings
 from grpo_run.watchdog.stalls.durations import Durations
-from grpo_run.watchdog.stalls.late_ranks import LateRank
 
 
 class Scene:
@@ -129,23 +128,6 @@ def test_a_blind_spot_is_reported_once_per_rank_and_reason(scene: Scene) -> None
         "the watchdog cannot see all of rank 1: refused; unobserved state is unknown, not healthy"
     )
     assert len(scene.messages) == 4
-
-
-def test_a_late_rank_is_reported_once_per_phase(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With its times, which are not reported again when they change."""
-    found: list[LateRank] = []
-    monkeypatch.setattr(hang_monitor, "PHASE_DURATIONS_EVERY_SECONDS", -1.0)
-    monkeypatch.setattr(hang_monitor, "read_late_ranks", lambda board, slots: found)
-    scene.begin_attempt()
-    for rank, phase, seconds in (
-        (1, Phase.reward, 3.0), (1, Phase.reward, 9.0), (1, Phase.data, 3.0), (0, Phase.reward, 3.0),
-    ):  # fmt: skip
-        found[:] = [LateRank(rank=rank, phase=phase, median_seconds=seconds, others_seconds=1.25)]
-        scene.poll(None)
-    assert [record["rank"] for record in scene.events("warning")] == [1, 1, 0]
-    assert scene.messages[0] == (
-        "rank 1 takes 2.4 times as long in reward as the others (3.00 s against 1.25 s)"
-    )
 
 
 def test_a_slow_step_is_reported_once_and_one_without_an_end_is_found(
