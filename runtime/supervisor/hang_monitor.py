@@ -145,12 +145,9 @@ class HangMonitor:
         return self.detector.outlasted(slots)
 
     def _check_step(self, slots: Mapping[int, Slot | None]) -> HangFinding | None:
-        """Report a step that is slow, once; return one that can have no end."""
+        """Return a step that can have no end."""
         now = time.monotonic()
         self._step.record(slots, now)
-        slow = self._step.slow_sentence()
-        if slow is not None:
-            self._reporter.warn_once(0, f"slow step {self._step.position}", slow)
         stall = self._step.stall()
         if stall is None:
             return None

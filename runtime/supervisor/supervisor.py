@@ -474,15 +474,12 @@ class Supervisor:
         )  # fmt: skip
 
     def _write_commit(self, slots: dict[int, Slot | None]) -> None:
-        commit = self.attempt.new_commit(slots, self.board)
+        commit = self.attempt.new_commit(slots)
         if commit is None:
             return
         self.backups.release()
         self.lifecycle.fire(RunEvent.step_committed)
         self._reporter.write(commit.as_event(wall_time=time.time(), now_seconds=time.monotonic()))
-        retried = self.attempt.retries.warning
-        if retried is not None:
-            self._reporter.warn_once(retried[0], "retried allocations", retried[1])
         self._advice.committed(self._polled_at)
 
     def _check_for_hangs(self, ranks: RankGroup, slots: dict[int, Slot | None]) -> Directive:

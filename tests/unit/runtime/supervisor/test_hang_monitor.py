@@ -130,10 +130,10 @@ def test_a_blind_spot_is_reported_once_per_rank_and_reason(scene: Scene) -> None
     assert len(scene.messages) == 4
 
 
-def test_a_slow_step_is_reported_once_and_one_without_an_end_is_found(
+def test_a_slow_step_is_no_fault_and_one_without_an_end_is_found(
     scene: Scene, monkeypatch: pytest.MonkeyPatch, make_slot: Any
 ) -> None:
-    """By the supervisor's own clock; a slow step is no fault."""
+    """By the supervisor's own clock."""
     now = 1000.0
     monkeypatch.setattr(hang_monitor.time, "monotonic", lambda: now)
     scene.begin_attempt()
@@ -146,7 +146,6 @@ def test_a_slow_step_is_reported_once_and_one_without_an_end_is_found(
         return scene.monitor.poll({0: make_slot(0, phases=phases, voted_step=0, last_work_seconds=worked)})
 
     assert all(poll(works=True) is None for _ in range(700))
-    assert len([text for text in scene.messages if "step 1 is slow but makes progress" in text]) == 1
     found = None
     while found is None:
         found = poll(works=False)
