@@ -49,16 +49,22 @@ def load_model_config(name: str) -> Any:
     Raises:
         ConfigError: there is no such model here, or its configuration cannot be used.
     """
-    if "=" in name and not os.path.exists(name):
+    path = os.path.expanduser(name)
+    if "=" in name and not os.path.exists(path):
         return _from_words(name)
     from transformers import AutoConfig
 
     try:
-        config = AutoConfig.from_pretrained(os.path.expanduser(name), local_files_only=True)
+        config = AutoConfig.from_pretrained(path, local_files_only=True)
     except Exception as error:  # noqa: BLE001  transformers raises many kinds
+        here = os.path.exists(path)
+        why = (
+            _short(error)
+            if here
+            else "it is no folder with config.json, and not in the local cache of the Hub"
+        )
         raise ConfigError(
-            f"model {name[:200]!r} cannot be read: {_short(error)}; give a folder with config.json, a"
-            " repository in the local cache of the Hub, or a shape such as"
+            f"model {name[:200]!r} cannot be read: {why}; give such a folder or repository, or a shape such as"
             " layers=24,hidden=896,heads=14,kv-heads=2,intermediate=4864,vocabulary=151936"
         ) from None
     return _checked(config, f"model {name!r}")
@@ -138,7 +144,7 @@ def layers_are_alike(config: Any) -> bool:
 
 def _short(error: Exception) -> str:
     """Return the beginning of another library's message, in one line."""
-    return " ".join(str(error).split())[:200] or type(error).__name__
+    return " ".join(str(error).split())[:200].rstrip(".") or type(error).__name__
 
 
 def _from_words(text: str) -> Any:
