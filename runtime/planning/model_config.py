@@ -57,15 +57,11 @@ def load_model_config(name: str) -> Any:
     try:
         config = AutoConfig.from_pretrained(path, local_files_only=True)
     except Exception as error:  # noqa: BLE001  transformers raises many kinds
-        here = os.path.exists(path)
-        why = (
-            _short(error)
-            if here
-            else "it is no folder with config.json, and not in the local cache of the Hub"
-        )
+        missing = "it is no folder with config.json, and not in the local cache of the Hub"
+        why = _short(error) if os.path.exists(path) else missing
         raise ConfigError(
-            f"model {name[:200]!r} cannot be read: {why}; give such a folder or repository, or a shape such as"
-            " layers=24,hidden=896,heads=14,kv-heads=2,intermediate=4864,vocabulary=151936"
+            f"model {name[:200]!r} cannot be read: {why}; give such a folder or repository, or a shape such"
+            " as layers=24,hidden=896,heads=14,kv-heads=2,intermediate=4864,vocabulary=151936"
         ) from None
     return _checked(config, f"model {name!r}")
 
