@@ -118,23 +118,43 @@ def try_changes(predictor: Predictor, before: Prediction) -> list[ChangeOutcome]
     return sorted(useful, key=lambda one: not one.fits)
 
 
+PREDICTIONS = 3
+"""Of sizes that may be the largest; one is usually right."""
+
+
 def largest_batch(predictor: Predictor, found: Prediction) -> int | None:
     """Return the most rows of a micro-batch that fit; None if none does, or no GPU is known.
 
-    Every phase grows linearly with the rows, so twice as many are predicted, and the rest follows. The
-    rollout of all ranks has whole groups of `num_generations`, as TRL demands.
+    A phase grows linearly with the rows, in pieces: what follows from two predictions is predicted itself,
+    and corrected if it does not fit. The rollout of all ranks has whole groups of `num_generations`, as TRL
+    demands.
     """
     job, gpu_bytes = found.job, predictor.gpu_bytes
     if gpu_bytes is None or 2 * job.batch > MAX_ROWS:
         return None
-    twice = predictor.predict(replace(job, batch=2 * job.batch))
+    unit = job.num_generations // math.gcd(job.num_generations, job.ranks * job.rollout_batches) or 1
+    other = predictor.predict(replace(job, batch=2 * job.batch))
+    for _ in range(PREDICTIONS):
+        rows = int(_rows_that_fit(found, other, gpu_bytes) // unit) * unit
+        if rows < 1:
+            return None
+        if rows == job.batch:
+            return rows
+        other = predictor.predict(replace(job, batch=rows))
+        if other.high_bytes <= gpu_bytes:
+            return rows
+    return None
+
+
+def _rows_that_fit(found: Prediction, other: Prediction, gpu_bytes: int) -> float:
+    """Return the rows at which the first phase needs the whole GPU, on lines through two predictions."""
     most = float(MAX_ROWS)
     for phase, memory in found.phases.items():
-        per_row = (twice.phases[phase].high_bytes - memory.high_bytes) / job.batch
+        grown = other.phases[phase].high_bytes - memory.high_bytes
+        per_row = grown / (other.job.batch - found.job.batch)
         room = gpu_bytes - memory.high_bytes
         if per_row > 0:
-            most = min(most, job.batch + room / per_row)
+            most = min(most, found.job.batch + room / per_row)
         elif room < 0:
-            return None
-    unit = job.num_generations // math.gcd(job.num_generations, job.ranks * job.rollout_batches) or 1
-    return max(0, int(most // unit) * unit) or None
+            return 0.0
+    return most

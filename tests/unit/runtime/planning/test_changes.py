@@ -85,3 +85,17 @@ def test_a_group_that_cannot_be_halved_is_not_proposed(generations: int) -> None
     """A group has two completions at least."""
     job = replace(JOB, batch=6, num_generations=generations)
     assert not any(change.name.startswith("num_generations") for change in candidates(job))
+
+
+def test_a_size_that_follows_from_two_others_and_does_not_fit_is_corrected() -> None:
+    """Small micro-batches may peak where the rows do not count."""
+
+    class Bent(Arithmetic):
+        def predict(self, job: Job) -> Prediction:
+            size = 8 * GIB + max(GIB, job.batch * GIB / 8)
+            memory = PredictedPhase(traced={}, allocated_bytes=size, low_bytes=size, high_bytes=size)
+            return a_prediction(job=job, phases={"backward": memory})
+
+    predictor: Any = Bent(12 * GIB)
+    found = largest_batch(predictor, predictor.predict(replace(JOB, batch=6)))
+    assert found == 31, "42 rows follow from 6 and 12, and do not fit; 32 would"
