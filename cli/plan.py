@@ -23,7 +23,7 @@ from grpo_run.cli.planning.script import read_script
 from grpo_run.cli.planning.sources import JobSource, notes_of, read_recipe, trl_algorithm
 from grpo_run.runtime.errors import ConfigError, UsageError
 from grpo_run.runtime.launching.script_file import check_configs, check_source, source_of
-from grpo_run.runtime.planning.changes import largest_batch, largest_completion, try_changes
+from grpo_run.runtime.planning.changes import largest_batch, try_changes
 from grpo_run.runtime.planning.job import Job
 from grpo_run.runtime.planning.model_config import build_config, default_attention, load_model_config
 from grpo_run.runtime.planning.prediction import Predictor
@@ -43,15 +43,13 @@ def main(arguments: Sequence[str]) -> int:
     if not isinstance(name, str):
         raise UsageError("plan needs --model: a folder with config.json, a cached repository, or a shape")
     load = functools.cache(lambda: _config(name, None if options.model else source.configuration))
-    if options.preset is not None:
-        _check_preset(options)
     job = job_of(options, source)
     if job.vllm_share is not None and gpu_bytes is None:
         raise UsageError("--vllm-share is a share of the GPU; give --gpu SIZE too")
     # transformers and TRL are imported from here on, which takes seconds: bad input is reported before
     if options.attention is None and "attention" not in source.settings:
         job = _with_default_attention(job, load(), source)
-    predictor = Predictor(load(), gpu_bytes=gpu_bytes, all_layers=options.all_layers)
+    predictor = Predictor(load(), gpu_bytes=gpu_bytes)
     positions = predictor.shape.positions
     if positions is not None and job.length > positions:
         job = _within_context(job, positions, options, source)
@@ -123,16 +121,10 @@ def _with_default_attention(job: Job, config: Any, source: JobSource) -> Job:
     return replace(job, attention=attention)
 
 
-def _check_preset(options: argparse.Namespace) -> None:
-    for option in ("batch", "accumulation", "num_generations"):
-        if getattr(options, option) is not None:
-            raise UsageError(f"--preset sets what --{option.replace('_', '-')} says; give one of them")
-
-
 def _plan(
     options: argparse.Namespace, name: str, predictor: Predictor, job: Job, notes: Sequence[str]
 ) -> int:
-    prediction, complete = predictor.predict(job, fitted=True), not options.no_changes
+    prediction, complete = predictor.predict(job), not options.no_changes
     report = PlanReport(
         model=name,
         shape=predictor.shape,
@@ -140,8 +132,6 @@ def _plan(
         prediction=prediction,
         changes=try_changes(predictor, prediction) if complete else [],
         largest_batch=largest_batch(predictor, prediction) if complete else None,
-        largest_completion=largest_completion(predictor, prediction) if complete else None,
-        preset=options.preset,
         notes=notes,
     )
     if options.json:

@@ -64,9 +64,7 @@ def print_text(status: RunStatus) -> None:
         console.print(f"  {host.line}")
     for rank in fields["ranks"]:
         console.print(f"  {_rank_line(rank, status.state)}")
-    notes = [late.sentence for late in status.late_ranks]
-    notes += [*history.pace(), *history.notes()]
-    for note in notes:
+    for note in (*history.pace(), *history.notes()):
         console.print(f"  {note}")
     for number, recovery in enumerate(history.recoveries, 1):
         console.print(f"{number}. {recovery.sentence or recovery.cause}")

@@ -132,7 +132,6 @@ def frame(shown: Mapping[str, Any], width: int) -> RenderableType:
             ranks.add_row(*_rank_cells(one), style="bold red" if one.get("awaited") else "")
         parts += [Text(), ranks]
     parts += [Text(line) for line in run["hosts"]]
-    parts += [Text(sentence, style="yellow") for sentence in run["late_ranks"]]
     for one in run["incidents"][:5]:
         ended = _or(one["recovery_seconds"], lambda seconds: f"recovered in {seconds:.1f} s", "not recovered")
         parts += [Text(), Text(f"{one['number']}. {one['sentence']}"), Text(f"   {ended}", style="dim")]

@@ -1,6 +1,6 @@
 """The driver of the GPUs (NVML), opened. Any call may hang for as long as the driver does.
 
-Used where processes of GPUs are evidence (`evidence/node_memory.py`), where GPUs are watched
+Used where processes of GPUs are evidence (`evidence/_node_memory.py`), where GPUs are watched
 (`runtime/memory/gpus.py`), and where a rollout server gets those that are left. Allocates nothing on a GPU.
 """
 

@@ -7,7 +7,6 @@ import re
 from collections.abc import Sequence
 
 from grpo_run.cli.command_parser import CommandParser
-from grpo_run.cli.planning.requested_job import PRESETS
 from grpo_run.runtime.errors import UsageError
 from grpo_run.runtime.planning.job import ALGORITHMS, ATTENTIONS, DTYPE_BYTES, LAYOUTS, OPTIMIZERS
 
@@ -71,9 +70,6 @@ def build_parser() -> CommandParser:
     model.add_argument(
         "--num-generations", type=int, metavar="N", help="completions per prompt (default: 8; RLOO: 2)"
     )
-    model.add_argument(
-        "--preset", choices=tuple(PRESETS), help="a profile of rows, group and accumulation in their place"
-    )
     settings = parser.add_argument_group("settings")
     settings.add_argument("--algorithm", choices=ALGORITHMS, help="whose trainer runs (default: grpo)")
     settings.add_argument("--dtype", choices=tuple(DTYPE_BYTES), help="of the weights (default: float32)")
@@ -102,5 +98,4 @@ def build_parser() -> CommandParser:
     output = parser.add_argument_group("output")
     output.add_argument("--json", action="store_true", help="print JSON")
     output.add_argument("--no-changes", action="store_true", help="do not predict changes and what fits")
-    output.add_argument("--all-layers", action="store_true", help="trace every layer; slower")
     return parser

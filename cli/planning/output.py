@@ -6,29 +6,18 @@ Called by `cli/plan.py`. Predicts nothing.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from grpo_run.cli.planning.report import PlanReport
-from grpo_run.cli.planning.requested_job import PRESETS
 from grpo_run.cli.text import print_paragraph, print_table
 from grpo_run.runtime.planning.changes import ChangeOutcome
-from grpo_run.runtime.planning.job import NAMED_OPTIMIZERS
-from grpo_run.runtime.planning.prediction import Fit, PredictedPhase
-from grpo_run.runtime.planning.timeline import KINDS
-from grpo_run.runtime.upstream.trainer_kinds import TRAINERS
+from grpo_run.runtime.planning.job import KINDS, NAMED_OPTIMIZERS
 
 _GIB = 1 << 30
 
 
-@dataclass(frozen=True, kw_only=True)
-class Unit:
-    """A unit.
-
-    Attributes:
-        name: as it is printed.
-        size: in bytes.
-        digits: after the point.
-    """
+class Unit(NamedTuple):
+    """A unit: its name, its size in bytes, and the digits that are shown after the point."""
 
     name: str
     size: int
@@ -43,17 +32,17 @@ class Unit:
         """Return a size without the unit."""
         return f"{size / self.size:.{self.digits if abs(size) < 100 * _GIB else 0}f}"
 
-    def range(self, low: float, high: float) -> str:
-        """Return a range, or one figure if its ends are equal."""
-        return self.text(low) if low == high else f"{self.text(low)}-{self.text(high)}"
-
     def said(self, size: float) -> str:
         """Return a size with the unit."""
         return f"{self.text(size)} {self.name}"
 
+    def range(self, low: float, high: float, between: str = "-") -> str:
+        """Return a range without the unit, or one figure if its ends are equal."""
+        return self.text(low) if low == high else f"{self.text(low)}{between}{self.text(high)}"
 
-GIB = Unit(name="GiB", size=_GIB, digits=2)
-MIB = Unit(name="MiB", size=1 << 20, digits=1)
+
+GIB = Unit("GiB", _GIB, digits=2)
+MIB = Unit("MiB", 1 << 20, digits=1)
 
 
 def unit_of(allocated_bytes: float) -> Unit:
@@ -61,7 +50,6 @@ def unit_of(allocated_bytes: float) -> Unit:
     return GIB if allocated_bytes >= _GIB else MIB
 
 
-_KIB = 1 << 10
 SHORT = {"gradients": "grads", "optimizer": "optim", "activations": "activ", "rollout": "rollout"}
 NOT_COMPARED = (
     "Compared with real runs on a CPU only (docs/guide/planning.md). Figures for a GPU have never been"
@@ -87,13 +75,11 @@ def print_plan(report: PlanReport) -> None:
     )
     for note in report.notes:
         print_paragraph(f"Note: {note}")
-    if report.preset is not None:
-        _print_preset(report.preset, job.algorithm)
     print(f"\nPeak of each phase on one rank, {unit.name}:\n")
     kinds = [
         kind
         for kind in KINDS
-        if any(_of(memory, kind) >= unit.visible_bytes for memory in prediction.phases.values())
+        if any(memory.traced.get(kind, 0.0) >= unit.visible_bytes for memory in prediction.phases.values())
     ]
     rows = [["phase", *(SHORT.get(kind, kind) for kind in kinds), "added", "allocated", "device"]]
     for phase, memory in prediction.phases.items():
@@ -102,7 +88,7 @@ def print_plan(report: PlanReport) -> None:
         rows.append(
             [
                 phase + mark,
-                *(unit.text(_of(memory, kind)) for kind in kinds),
+                *(unit.text(memory.traced.get(kind, 0.0)) for kind in kinds),
                 unit.text(added),
                 unit.text(memory.allocated_bytes),
                 unit.range(memory.low_bytes, memory.high_bytes),
@@ -132,18 +118,6 @@ def print_plan(report: PlanReport) -> None:
         print_paragraph(NOT_COMPARED)
 
 
-def _print_preset(name: str, algorithm: str) -> None:
-    """Print what a preset sets, as it is written in a script."""
-    preset = PRESETS[name]
-    print(
-        f"\nPreset {name}: prompts x completions {preset.prompts} x {preset.group}, accumulated"
-        f" {preset.accumulation} times.\n\n{TRAINERS[algorithm].configuration}("
-    )
-    for setting, value in preset.settings.items():
-        print(f"    {setting}={value},")
-    print("    ...\n)")
-
-
 def count_text(parameters: int) -> str:
     """Return a number of parameters."""
     return f"{parameters / 1e6:,.1f} M" if parameters >= 100_000 else f"{parameters:,}"
@@ -153,9 +127,10 @@ def verdict(report: PlanReport) -> str:
     """Return whether the job fits and by how much; what it needs, if no GPU is known."""
     prediction, gpu = report.prediction, report.gpu_bytes
     low, high, unit = prediction.low_bytes, prediction.high_bytes, unit_of(prediction.allocated_bytes)
-    needs = f"`{prediction.binding}` (*) needs most, {_between(unit, low, high)}"
+    size = f"{unit.range(low, high, ' to ')} {unit.name}"
+    needs = f"`{prediction.binding}` (*) needs most, {size}"
     if gpu is None:
-        return f"Needs {_between(unit, low, high)} on one rank: `{prediction.binding}` (*) needs most."
+        return f"Needs {size} on one rank: `{prediction.binding}` (*) needs most."
     if high <= gpu:
         return f"Fits into {GIB.said(gpu)}, {unit_of(gpu - high).said(gpu - high)} stay free: {needs}."
     if low > gpu:
@@ -165,55 +140,16 @@ def verdict(report: PlanReport) -> str:
 
 def sentences(report: PlanReport) -> Iterator[str]:
     """Yield what a prediction means, a sentence each."""
-    prediction = report.prediction
-    unit = unit_of(prediction.allocated_bytes)
-    first = max(prediction.first_step.values())
-    traced = max(sum(memory.traced.values()) for memory in prediction.phases.values())
-    if traced - first >= unit.visible_bytes:
-        yield (
-            f"The first step needs {unit.said(traced - first)} less than later ones, which have optimizer"
-            " state."
-        )
+    job = report.prediction.job
     if report.largest_batch is not None:
-        group = prediction.job.num_generations
+        group = job.num_generations
         whole = f", so that a rollout has whole groups of num_generations={group}" if group > 1 else ""
         yield f"Largest micro-batch at these lengths: {report.largest_batch} rows{whole}."
-    if report.largest_completion is not None:
-        yield _longest(report, report.largest_completion)
-    found = prediction.fit_of(prediction.binding)
-    if found is not None:
-        yield _fit_text(prediction.binding, found, unit)
-    if modelled := NAMED_OPTIMIZERS.get(prediction.job.optimizer):
+    if modelled := NAMED_OPTIMIZERS.get(job.optimizer):
         yield (
-            f"The state of {prediction.job.optimizer} is modelled by name: {modelled[0]} of {modelled[1]} B"
-            " per weight, embeddings in fp32."
+            f"The state of {job.optimizer} is modelled by name: {modelled[0]} of {modelled[1]} B per weight,"
+            " embeddings in fp32."
         )
-
-
-def _longest(report: PlanReport, tokens: int) -> str:
-    job, positions = report.prediction.job, report.shape.positions
-    what = "completion" if job.generates else "row"
-    if positions is None or job.prompt + tokens < positions:
-        return f"Longest {what} at this micro-batch: {tokens} tokens."
-    return f"The longest {what} fits: {tokens} tokens, where the model's context of {positions} ends."
-
-
-def _fit_text(phase: str, found: Fit, unit: Unit) -> str:
-    """Return how the peak of a phase depends on the size of a micro-batch; what is 0 when rounded is left
-    out.
-    """
-    parts = [unit.said(found.fixed_bytes)]
-    if found.token_bytes >= _KIB / 20:
-        parts.append(f"{found.token_bytes / _KIB:.1f} KiB per token of the micro-batch")
-    if found.pair_bytes >= 0.005:
-        parts.append(f"{found.pair_bytes:.2f} B per row and squared length")
-    off = f"a trace of another size differs from that by {100 * found.residual:.2f} %"
-    if len(parts) == 1:
-        return (
-            f"Near this size the trace of `{phase}` is {parts[0]}, of which nothing depends on the"
-            f" micro-batch; {off}."
-        )
-    return f"Near this size the trace of `{phase}` is {' + '.join(parts)}; {off}."
 
 
 def _change_text(one: ChangeOutcome, unit: Unit) -> str:
@@ -222,11 +158,3 @@ def _change_text(one: ChangeOutcome, unit: Unit) -> str:
     return (
         f"{unit.text(one.high_bytes)} (-{unit.text(one.saved_bytes)}{fits}): {one.change.name}; cost: {cost}"
     )
-
-
-def _of(memory: PredictedPhase, kind: str) -> float:
-    return memory.traced.get(kind, 0.0)
-
-
-def _between(unit: Unit, low: float, high: float) -> str:
-    return unit.said(low) if low == high else f"{unit.text(low)} to {unit.said(high)}"

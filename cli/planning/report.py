@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from grpo_run.runtime.planning.changes import ChangeOutcome
+from grpo_run.runtime.planning.job import KINDS
 from grpo_run.runtime.planning.model_config import Shape
 from grpo_run.runtime.planning.prediction import Prediction
-from grpo_run.runtime.planning.timeline import KINDS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,8 +26,6 @@ class PlanReport:
         prediction: for the job as it is described.
         changes: predicted again, the best first.
         largest_batch: rows of the largest micro-batch that fits; None if none does or no GPU is known.
-        largest_completion: tokens of the longest completion that fits, likewise.
-        preset: whose rows, group and accumulation the job has, by its name.
         notes: what of the script or recipe is not followed, a sentence each.
     """
 
@@ -37,8 +35,6 @@ class PlanReport:
     prediction: Prediction
     changes: Sequence[ChangeOutcome] = ()
     largest_batch: int | None = None
-    largest_completion: int | None = None
-    preset: str | None = None
     notes: Sequence[str] = ()
 
     @property
@@ -60,7 +56,7 @@ def as_json(report: PlanReport) -> dict[str, Any]:
         "high_bytes": round(prediction.high_bytes),
         "allocated_bytes": round(prediction.allocated_bytes),
         "fits": report.fits,
-        "fragmentation_bytes": prediction.fragmentation_bytes,
+        "fragmentation_bytes": round(prediction.fragmentation_bytes),
         "phases": {
             phase: {
                 "allocated_bytes": round(memory.allocated_bytes),
@@ -72,14 +68,11 @@ def as_json(report: PlanReport) -> dict[str, Any]:
                     for term in prediction.terms
                     if phase in term.phases
                 },
-                "fit": None if (found := prediction.fit_of(phase)) is None else vars(found),
             }
             for phase, memory in prediction.phases.items()
         },
-        "first_step_bytes": {phase: round(size) for phase, size in prediction.first_step.items()},
         "terms": [term._asdict() for term in prediction.terms],
         "largest_batch": report.largest_batch,
-        "largest_completion": report.largest_completion,
         "changes": [
             {
                 "name": one.change.name,
@@ -91,7 +84,6 @@ def as_json(report: PlanReport) -> dict[str, Any]:
             }
             for one in report.changes
         ],
-        "preset": report.preset,
         "notes": list(report.notes),
         "compared_with_gpu": False,
     }

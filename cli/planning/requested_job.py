@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import math
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from grpo_run.cli.planning.sources import JobSource
 from grpo_run.runtime.errors import ConfigError
@@ -22,42 +22,10 @@ TRL_GENERATIONS = {"grpo": 8, "rloo": 2}
 TRL_BETA = {"grpo": 0.0, "rloo": 0.05, "sft": 0.0}
 
 
-class Preset(NamedTuple):
-    """A profile of an update: prompts of a micro-batch, completions of each, and micro-batches of an update.
-
-    TRL counts rows, so `per_device_train_batch_size` is prompts times completions.
-    """
-
-    prompts: int
-    group: int
-    accumulation: int
-
-    @property
-    def settings(self) -> dict[str, int]:
-        """Its values by TRL's names."""
-        return {
-            "per_device_train_batch_size": self.prompts * self.group,
-            "num_generations": self.group,
-            "gradient_accumulation_steps": self.accumulation,
-        }
-
-
-PRESETS = {
-    "constrained": Preset(prompts=1, group=4, accumulation=32),
-    "balanced": Preset(prompts=2, group=8, accumulation=16),
-    "economical": Preset(prompts=1, group=4, accumulation=64),
-}
 NOT_FOR_SFT = (
-    "preset",
-    "prompt",
-    "completion",
-    "steps_per_generation",
-    "num_iterations",
-    "num_generations",
-    "beta",
-    "vllm_share",
+    "prompt", "completion", "steps_per_generation", "num_iterations", "num_generations", "beta", "vllm_share",
     "vllm_sleep",
-)
+)  # fmt: skip
 """Options, as attributes, that say something of generation."""
 
 
@@ -68,8 +36,7 @@ def job_of(options: argparse.Namespace, source: JobSource) -> Job:
         ConfigError: a size is impossible, or an option is not for this algorithm.
     """
     algorithm = _algorithm(options, source)
-    preset = PRESETS[options.preset].settings if options.preset else {}
-    settings = _Settings(options, source.settings | preset)
+    settings = _Settings(options, source.settings)
     accumulation = settings.given("accumulation", "gradient_accumulation_steps", 1)
     if accumulation < 1:
         raise ConfigError(f"gradient accumulation is {accumulation}, expected 1 or more")

@@ -56,7 +56,6 @@ def view(status: RunStatus, checkpoints: Iterable[Mapping[str, Any]], now: float
         "hosts": [clean(host.line) for host in status.hosts],
         # while something is wrong, nothing else is to be read
         "advice": [] if tone in ("bad", "warn") else list(map(clean, history.pace())),
-        "late_ranks": [clean(late.sentence) for late in status.late_ranks],
         "incidents": numbered[-SHOWN_INCIDENTS:][::-1],
         "checkpoints": [{**one, "path": clean(one["path"])} for one in checkpoints],
     }

@@ -149,8 +149,6 @@ HOST_MEMORY_METRICS: tuple[Metric[RunObservation], ...] = (
           "Used space of /dev/shm, by all its users."),
     gauge("grpo_shared_memory_size_bytes", "bytes", _sampled(lambda sample: sample.shm_total_bytes or None),
           "Size of /dev/shm."),
-    counter("grpo_host_memory_short_total", "count", lambda run: run.history.memory_restarts.short,
+    counter("grpo_host_memory_short_total", "count", lambda run: run.history.memory_shortages,
             "How often host memory has become short, so that snapshots and caches were freed."),
-    counter("grpo_host_memory_restarts_total", "count", lambda run: run.history.memory_restarts.count,
-            "Restarts of ranks that saved and exited before host memory ran out."),
 )  # fmt: skip

@@ -118,8 +118,6 @@ def _no_gradient(history: History, curves: RunCurves) -> dict[str, Any]:
 
 def _memory_notes(history: History) -> list[str]:
     notes = [f"{name.capitalize()}: {text}" for name, text in history.facts().items()]
-    if history.memory_restarts.count:
-        notes.append(f"Restarts to free memory: {history.memory_restarts.count}")
     return [clean(note) for note in (*notes, *history.notes())]
 
 

@@ -393,14 +393,6 @@ class MemoryFreed(Event, kw_only=True):
     size_bytes: int
 
 
-class MemoryRestart(Event, kw_only=True):
-    """The ranks are asked to save and start again, because memory of the host runs out."""
-
-    step: int
-    train_call: int
-    sentence: str = ""
-
-
 def step_logged(metrics: Mapping[str, float], **fields: Any) -> StepLogged:
     """Return the event of a step whose metrics are given by their names in the table."""
     return msgspec.convert({"event": "step_logged", **metrics, **fields}, StepLogged)

@@ -28,7 +28,6 @@ from grpo_run.runtime.history.events import (
     FreshInterpreters,
     IncidentConfirmed,
     LoopLeft,
-    MemoryRestart,
     MemoryShort,
     ModelSaved,
     PhaseCosts,
@@ -57,12 +56,7 @@ from grpo_run.runtime.history.no_trainer_script import (
     StateSaved,
     TrainsWithoutTrainer,
 )
-from grpo_run.runtime.history.progress import (
-    LostCheckpoints,
-    MemoryRestarts,
-    StepTimes,
-    mean_time_between_failures,
-)
+from grpo_run.runtime.history.progress import LostCheckpoints, StepTimes, mean_time_between_failures
 from grpo_run.runtime.history.recovery import (
     Checkpoint,
     Recovery,
@@ -211,7 +205,8 @@ class History:
     """What the script trains by itself, with no Trainer and no loop."""
     rewards: RewardTotals = field(default_factory=RewardTotals)
     """The run's reward functions."""
-    memory_restarts: MemoryRestarts = field(default_factory=MemoryRestarts)
+    memory_shortages: int = 0
+    """How often memory of the host has become short."""
     resume_mismatches: int = 0
     """How often an attempt repeated or left out work that the run has a checkpoint of."""
     ranks: RankTotals = field(default_factory=RankTotals)
@@ -326,9 +321,7 @@ class History:
                 if self.no_trainer.apply_saved(event):
                     self._reset_budget()
             case MemoryShort():
-                self.memory_restarts.short += 1
-            case MemoryRestart():
-                self.memory_restarts.apply_restart(event)
+                self.memory_shortages += 1
             case RewardCalls():
                 self.rewards.apply(event)
         for part in self.takers(type(event)):
@@ -564,7 +557,7 @@ EVENTS: tuple[type[Event], ...] = (
     SnapshotInterval, CheckpointStaged, CheckpointPublished, CheckpointFailed, CheckpointRejected, ModelSaved,
     IncidentConfirmed, ActionChosen,
     TrainsWithoutTrainer, StateSaved, ScriptCheckpointSaved,
-    MemoryShort, MemoryRestart,
+    MemoryShort,
     RewardCalls,
 )  # fmt: skip
 """All events that a reader of a run takes as such; others are for people, and for one reader each."""

@@ -49,7 +49,6 @@ class RunEvent(str, Enum):
     fault = "fault"
     evidence_written = "evidence_written"
     membership_changed = "membership_changed"
-    memory_short = "memory_short"
     restarted = "restarted"
     stop_requested = "stop_requested"
     completed = "completed"
@@ -65,7 +64,6 @@ _WHILE_RANKS_RUN: dict[RunEvent, RunState] = {
     RunEvent.trains_without_trainer: RunState.running,
     RunEvent.fault: RunState.collecting,
     RunEvent.membership_changed: RunState.recovering,
-    RunEvent.memory_short: RunState.recovering,
     RunEvent.stop_requested: RunState.stopping,
     RunEvent.completed: RunState.finished,
     RunEvent.stopped: RunState.stopped,

@@ -15,7 +15,6 @@ from grpo_run.runtime.history.events import (
     CheckpointFailed,
     CheckpointPublished,
     CheckpointRejected,
-    MemoryRestart,
     StepCommitted,
 )
 from grpo_run.watchdog.observation import Slot
@@ -175,21 +174,6 @@ class StepTimes:
             if ordinal == call
         ]
         return median(recent) if len(recent) >= MIN_COMMITS else None
-
-
-@dataclass(kw_only=True)
-class MemoryRestarts:
-    """How many there were, and at which (train call, step) the last one was asked for; None without any."""
-
-    count: int = 0
-    last: tuple[int, int] | None = None
-    short: int = 0
-    """How often memory has become short."""
-
-    def apply_restart(self, event: MemoryRestart) -> None:
-        """A restart was asked for."""
-        self.count += 1
-        self.last = event.train_call, event.step
 
 
 MAX_NAMED = 3

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,7 +26,6 @@ from grpo_run.watchdog.memory.phase_memory import RankMemory
 from grpo_run.watchdog.observation import Phase, Slot
 from grpo_run.watchdog.stalls.awaited import AwaitedRank
 from grpo_run.watchdog.stalls.durations import Histogram
-from grpo_run.watchdog.stalls.late_ranks import LateRank, find_late_ranks
 
 WAITING_STATES = ("starting", "running", "suspect", "stopping")
 """In the other states the supervisor handles a fault, or the ranks are gone."""
@@ -65,8 +64,6 @@ class RunStatus:
     host_memory: HostSample | None = None
     """The last sample of the host's memory; None before the first, and without a supervisor on this machine.
     """
-    late_ranks: tuple[LateRank, ...] = ()
-    """Ranks of this node that are regularly late."""
     read_at_seconds: float = field(default_factory=time.monotonic)
     memory: tuple[RankMemory | None, ...] = ()
     collectives: Mapping[int, Mapping[str, tuple[int, int]]] = field(default_factory=dict)
@@ -119,7 +116,6 @@ class RunStatus:
             "trains_without_trainer": history.no_trainer.current,
             "script_checkpoint": _json_or_none(history.no_trainer.checkpoint),
             "waiting": self._waiting_as_json(),
-            "late_ranks": [one.as_json() for one in self.late_ranks],
             "ranks": [self._rank_as_json(local_rank, slot) for local_rank, slot in enumerate(self.slots)],
             "hosts": [to_json(host) for host in self.hosts],
             "recoveries": [recovery.as_json() for recovery in history.recoveries],
@@ -127,7 +123,6 @@ class RunStatus:
             "exit_code": history.exit_code,
             "warnings": history.warnings,
             "host_memory": _json_or_none(self.host_memory),
-            "memory_restarts": history.memory_restarts.count,
             **{name: value for part in history.parts for name, value in part.as_json().items()},
         }
 
@@ -228,7 +223,6 @@ def observe(board: Board, *, complete: bool = True) -> dict[str, Any]:
         "slots": slots,
         "memory": read_memory(board),
         "phases": tuple(histograms) if board.has_full_size else (),
-        "late_ranks": read_late_ranks(board, slots),
     }
 
 
@@ -237,15 +231,3 @@ def read_counts(board: Board) -> Iterator[RankCounted]:
     for local_rank, slot in enumerate(board.read_all()):
         if slot is not None:
             yield event_of(slot, board.rank_memory(local_rank), board.histograms(local_rank))
-
-
-def read_late_ranks(board: Board, slots: Sequence[Slot | None]) -> tuple[LateRank, ...]:
-    """Return the ranks on a board that are regularly late in this attempt.
-
-    Args:
-        slots: its readings, by local rank.
-    """
-    if len(slots) < 2 or not board.has_full_size:
-        return ()
-    durations = {slot.rank: board.durations(local) for local, slot in enumerate(slots) if slot is not None}
-    return tuple(find_late_ranks(durations))

@@ -7,15 +7,15 @@ and says where it comes from. None of them has been compared with a GPU by this 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from grpo_run.runtime.planning._allocator import rounded
-from grpo_run.runtime.planning.job import DTYPE_BYTES, NAMED_OPTIMIZERS, Job
+from grpo_run.runtime.planning.job import DTYPE_BYTES, NAMED_OPTIMIZERS, PHASES, Job
 from grpo_run.runtime.planning.model_config import Shape
-from grpo_run.runtime.planning.timeline import PHASES, Weigh
 
 MIB = 1 << 20
+ROUNDING = 512
+"""What torch's CUDA allocator rounds a request up to, in bytes."""
 CONTEXT_BYTES = (226 * MIB, 501 * MIB)
 """CUDA context of an L4 and of an A100, as AgileRL's memory estimator has measured them."""
 WORKSPACE_BYTES = (8 * MIB, 64 * MIB)
@@ -128,11 +128,12 @@ def _deepspeed(job: Job, shape: Shape, trained: int) -> Iterator[Term]:
     yield Term("reduce bucket", width * least, width * most, source, in_allocator=True)
 
 
-def counted(job: Job) -> Weigh:
+def counted(job: Job) -> Callable[[int, str], float]:
     """Return what one rank's allocator counts for a traced allocation of a job."""
 
     def weigh(size: int, kind: str) -> float:
-        return (rounded(size) if job.device == "cuda" else size) * share_of_rank(job, kind)
+        rounded = -(-size // ROUNDING) * ROUNDING if job.device == "cuda" else size
+        return rounded * share_of_rank(job, kind)
 
     return weigh
 

@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from grpo_run.runtime.errors import ConfigError
+from grpo_run.runtime.planning._terms import counted
 from grpo_run.runtime.planning._traced_trainer import arguments_of, build, set_checkpointing
 from grpo_run.runtime.planning.job import Job
 from grpo_run.runtime.planning.model_config import with_layers
@@ -34,55 +35,50 @@ class Trace:
         self.tracker = tracker
         self._reference = reference
         self._job = job
-        self._steps = 0
+        trained = [one for one in trainer.model.parameters() if one.requires_grad]
+        self.trained_parameters = sum(one.numel() for one in trained)
+        self._count, self._known = len(trained), 0
+        for one in trained:
+            one.register_post_accumulate_grad_hook(self._gradient_known)
 
-    @property
-    def trained_parameters(self) -> int:
-        """How many parameters are trained."""
-        return sum(one.numel() for one in self.trainer.model.parameters() if one.requires_grad)
-
-    def step(self, batch: int, completion: int) -> int:
-        """Trace one optimizer step of one micro-batch; returns the step's number.
-
-        Args:
-            batch: rows.
-            completion: tokens of a completion, or of a row of SFT.
-        """
+    def step(self) -> None:
+        """Trace one optimizer step of one micro-batch. The tracker has the peaks of its phases afterwards."""
         import torch
 
-        tracker, trainer, number = self.tracker, self.trainer, self._steps
-        self._steps += 1
-        # a row of SFT has no label for its first token
-        tracker.selected = batch * (completion if self._job.generates else completion - 1)
+        tracker, trainer = self.tracker, self.trainer
+        tracker.peaks.clear()
         if self._job.transformers_generates:
-            self._generate(number, batch * self._job.rollout_batches, completion)
-        tracker.begin("inputs", number)
-        inputs = self._inputs(batch, completion)
+            self._generate()
+        tracker.begin("inputs")
+        inputs = self._inputs()
         if self._job.scored:
-            tracker.begin("score", number)
+            tracker.begin("score")
             self._score(inputs)
         trainer.model.train()
         if self._job.accumulation > 1:
-            tracker.begin("earlier micro-batch", number)
+            tracker.begin("earlier micro-batch")
             trainer.accelerator.backward(self._loss(inputs))
-            self._classify_gradients()
-        tracker.begin("forward", number)
+        tracker.begin("forward")
         loss = self._loss(inputs)
-        tracker.begin("backward", number)
+        tracker.begin("backward")
+        self._known = 0
         trainer.accelerator.backward(loss)
         del loss
-        self._classify_gradients()
-        tracker.begin("optimizer", number)
+        tracker.begin("optimizer")
         torch.nn.utils.clip_grad_norm_(trainer.model.parameters(), trainer.args.max_grad_norm)
         trainer.optimizer.step()
         trainer.optimizer.zero_grad()
         del inputs
-        tracker.begin("end", number)
-        return number
+        tracker.begin("end")
 
-    def _classify_gradients(self) -> None:
-        parameters = self.trainer.model.parameters()
-        self.tracker.classify([one.grad for one in parameters if one.grad is not None], "gradients")
+    def _gradient_known(self, parameter: Any) -> None:
+        """Count a gradient as one, and begin a window with half of them: before, the activations of most
+        layers are alive, afterwards the gradients of most.
+        """
+        self.tracker.classify(parameter.grad, "gradients")
+        self._known += 1
+        if self._known == self._count // 2:
+            self.tracker.begin_window()
 
     def _loss(self, inputs: dict[str, Any]) -> Any:
         """Return the loss; TRL's trainers read the number of tokens of the step from their inputs or as an
@@ -94,9 +90,12 @@ class Trace:
         given = {name: inputs[name] for name in memory_names.SFT_INPUT_NAMES}
         return self.trainer.compute_loss(model, given, num_items_in_batch=inputs[memory_names.TOKENS])
 
-    def _inputs(self, batch: int, completion: int) -> dict[str, Any]:
+    def _inputs(self) -> dict[str, Any]:
         import torch
 
+        batch, completion = self._job.batch, self._job.completion
+        # a row of SFT has no label for its first token
+        self.tracker.selected = batch * (completion if self._job.generates else completion - 1)
         if not self._job.generates:
             names = memory_names.SFT_INPUT_NAMES
             rows: dict[str, Any] = {name: torch.zeros(batch, completion, dtype=torch.long) for name in names}
@@ -134,7 +133,7 @@ class Trace:
                     elif name == old:
                         inputs[memory_names.OLD_SUMS] = (scores * inputs["completion_mask"]).sum(1)
 
-    def _generate(self, number: int, rows: int, completion: int) -> None:
+    def _generate(self) -> None:
         """Trace the two tokens of a generation by transformers that can need most: the first, which reads the
         prompt, and the last.
 
@@ -143,14 +142,14 @@ class Trace:
         import torch
 
         model, tracker = self.trainer.model, self.tracker
+        rows = self._job.batch * self._job.rollout_batches
         with torch.no_grad(), self._without_checkpointing():
-            for window, length in ((0, self._job.prompt), (2, self._job.prompt + completion - 1)):
-                tracker.begin("before generate", number)
+            for window, length in ((0, self._job.prompt), (2, self._job.length - 1)):
+                tracker.begin("before generate")
                 ids, cache = torch.zeros(rows, length, dtype=torch.long), None
                 if window > 0 and length > 1:  # all tokens but the last are in the cache
-                    with tracker.preparing():
-                        cache = model(input_ids=ids[:, :-1], use_cache=True, logits_to_keep=1).past_key_values
-                tracker.begin("generate", number, window)
+                    cache = model(input_ids=ids[:, :-1], use_cache=True, logits_to_keep=1).past_key_values
+                tracker.begin("generate", window)
                 model.generate(
                     input_ids=ids,
                     attention_mask=torch.ones_like(ids),
@@ -183,7 +182,7 @@ def open_trace(job: Job, config: Any, layers: int) -> Iterator[Trace]:
     from grpo_run.runtime.planning._tracker import AllocationTracker
     from grpo_run.runtime.upstream.dispatch_modes import FakeTensorMode
 
-    tracker = AllocationTracker()
+    tracker = AllocationTracker(counted(job))
     with contextlib.ExitStack() as opened:
         opened.enter_context(silence())
         folder = opened.enter_context(tempfile.TemporaryDirectory(prefix="grpo-run-plan-"))

@@ -1,97 +1,93 @@
-"""Record every allocation of traced code, with the phase in which it was made and what it holds.
+"""Count what traced code has allocated: the peak of each phase of a step, by what it holds.
 
 Used by `_trace.py` around fake tensors, which have sizes but no data. Two kinds of operators need data and
 get a stand-in: reading a number (`.item()`), and selecting by a mask, whose number of selected positions the
-caller says.
+caller says. Frees are seen when Python drops a storage, so nothing is recorded but the present.
 """
 
 from __future__ import annotations
 
 import contextlib
 import weakref
-from collections.abc import Iterable, Iterator
-from dataclasses import replace
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 
-from grpo_run.runtime.planning.timeline import AllocationTimeline, Mark
+from grpo_run.runtime.planning.job import KINDS
 from grpo_run.runtime.upstream.dispatch_modes import TorchDispatchMode, tree_leaves
 
 _KIND_OF_PHASE = {"load": "weights", "inputs": "rollout", "optimizer": "optimizer"}
 
 
 class AllocationTracker(TorchDispatchMode):
-    """Dispatch mode that writes a timeline.
+    """Dispatch mode that keeps peaks.
+
+    Args:
+        weigh: returns the bytes that count for an allocation, from its bytes and its kind: rounding, or the
+            share of one rank.
 
     Attributes:
-        timeline: written so far.
+        peaks: what was held at the highest total, by phase and window; the caller clears it. A phase is
+            divided into windows because the highest total of a window grows linearly with the number of
+            layers, and that of the whole phase does not.
         selected: how many positions a mask selects, for operators whose result depends on it.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, weigh: Callable[[int, str], float]) -> None:
         super().__init__()  # type: ignore[no-untyped-call, unused-ignore]
-        self.timeline = AllocationTimeline()
+        self.peaks: dict[tuple[str, int], dict[str, float]] = {}
         self.selected = 0
-        self._alive: dict[int, int] = {}
-        self._kind = "activations"
-        self.begin("load", -1)
+        self._weigh = weigh
+        self._alive: dict[int, tuple[int, str]] = {}
+        self._held = dict.fromkeys(KINDS, 0.0)
+        self._total = self._highest = 0.0
+        self.begin("load")
 
-    def begin(self, phase: str, step: int, window: int = 0) -> None:
-        """Say which phase of which step begins; `window` numbers the parts of a phase that is interrupted."""
+    def begin(self, phase: str, window: int = 0) -> None:
+        """Say which phase begins; `window` numbers the parts of a phase that is interrupted."""
         self._kind = _KIND_OF_PHASE.get(phase, "activations")
-        self.timeline.marks.append(
-            Mark(event=len(self.timeline.events), step=step, phase=phase, window=window)
-        )
+        self._place = phase, window
+        self._highest = -1.0
+        self._add(0, self._kind)
 
-    def _begin_window(self) -> None:
-        last, event = self.timeline.marks[-1], len(self.timeline.events)
-        self.timeline.marks.append(replace(last, event=event, window=last.window + 1))
-
-    @contextlib.contextmanager
-    def preparing(self) -> Iterator[None]:
-        """Record of what is allocated inside only what is alive afterwards, as if it had just been
-        allocated.
-        """
-        events = self.timeline.events
-        start = len(events)
-        yield
-        freed = {~event for event in events[start:] if event < 0}
-        made = {event for event in events[start:] if event >= 0}
-        events[start:] = [
-            event for event in events[start:] if (event if event >= 0 else ~event) not in freed & made
-        ]
+    def begin_window(self) -> None:
+        """Look for the peak of what follows apart from the rest of the phase."""
+        kind = self._kind
+        self.begin(self._place[0], self._place[1] + 1)
+        self._kind = kind
 
     @contextlib.contextmanager
     def holding(self, kind: str) -> Iterator[None]:
-        """Count what is allocated inside as a kind, and look for its peak apart from the rest of the
-        phase.
-        """
-        before, self._kind = self._kind, kind
-        self._begin_window()
+        """Count what is allocated inside as a kind, in a window of its own."""
+        before = self._kind
+        self.begin_window()
+        self._kind = kind
         try:
             yield
         finally:
             self._kind = before
-            self._begin_window()
+            self.begin_window()
 
-    def classify(self, tensors: Iterable[Any], kind: str) -> None:
-        """Say afterwards what tensors hold."""
-        for tensor in tensors:
-            number = self._alive.get(tensor.untyped_storage()._cdata)
-            if number is not None:
-                self.timeline.kinds[number] = kind
+    def classify(self, tensor: Any, kind: str) -> None:
+        """Say afterwards what a tensor holds."""
+        key = tensor.untyped_storage()._cdata
+        if key in self._alive:
+            size, before = self._alive[key]
+            self._alive[key] = size, kind
+            self._add(-size, before)
+            self._add(size, kind)
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Run an operator and record the storages of its results."""
+        """Run an operator and count the storages of its results."""
         result = self._stand_in(func, args)
         if result is None:
             result = func(*args, **(kwargs or {}))
         for leaf in tree_leaves(result):
             if isinstance(leaf, torch.Tensor):
-                self._record(leaf.untyped_storage())
+                self._count(leaf.untyped_storage())
         return result
 
     def _stand_in(self, func: Any, args: tuple[Any, ...]) -> Any:
@@ -113,19 +109,24 @@ class AllocationTracker(TorchDispatchMode):
             return _grouped_product(args[0], args[1], args[2])
         return None
 
-    def _record(self, storage: Any) -> None:
+    def _count(self, storage: Any) -> None:
         key = storage._cdata
-        if key in self._alive:
-            return
-        number = len(self.timeline.sizes)
-        self.timeline.sizes.append(storage.nbytes())
-        self.timeline.kinds.append(self._kind)
-        self.timeline.events.append(number)
-        self._alive[key] = number
-        weakref.finalize(storage, self._freed, key).atexit = False
+        if key not in self._alive:
+            self._alive[key] = storage.nbytes(), self._kind
+            self._add(*self._alive[key])
+            weakref.finalize(storage, self._freed, key).atexit = False
 
     def _freed(self, key: int) -> None:
-        self.timeline.events.append(~self._alive.pop(key))
+        size, kind = self._alive.pop(key)
+        self._add(-size, kind)
+
+    def _add(self, size: int, kind: str) -> None:
+        change = self._weigh(size, kind) if size >= 0 else -self._weigh(-size, kind)
+        self._held[kind] += change
+        self._total += change
+        if self._total > self._highest:
+            self._highest = self._total
+            self.peaks[self._place] = dict(self._held)
 
 
 def _grouped_product(left: Any, right: Any, offsets: Any) -> Any:

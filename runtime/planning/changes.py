@@ -7,13 +7,12 @@ what it costs.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
 from grpo_run.runtime.errors import ConfigError
-from grpo_run.runtime.planning._terms import terms
-from grpo_run.runtime.planning.job import MAX_ROWS, MAX_TOKENS, NAMED_OPTIMIZERS, Job
+from grpo_run.runtime.planning.job import MAX_ROWS, NAMED_OPTIMIZERS, Job
 from grpo_run.runtime.planning.model_config import default_attention
 from grpo_run.runtime.planning.prediction import Prediction, Predictor
 
@@ -119,48 +118,43 @@ def try_changes(predictor: Predictor, before: Prediction) -> list[ChangeOutcome]
     return sorted(useful, key=lambda one: not one.fits)
 
 
-def largest_batch(predictor: Predictor, fitted: Prediction) -> int | None:
+PREDICTIONS = 3
+"""Of sizes that may be the largest; one is usually right."""
+
+
+def largest_batch(predictor: Predictor, found: Prediction) -> int | None:
     """Return the most rows of a micro-batch that fit; None if none does, or no GPU is known.
 
-    The rollout of all ranks has whole groups of `num_generations`, as TRL demands.
+    A phase grows linearly with the rows, in pieces: what follows from two predictions is predicted itself,
+    and corrected if it does not fit. The rollout of all ranks has whole groups of `num_generations`, as TRL
+    demands.
     """
-    job = fitted.job
-    unit = job.num_generations // math.gcd(job.num_generations, job.ranks * job.rollout_batches) or 1
-    found = _largest(predictor, fitted, lambda value: replace(job, batch=value * unit), MAX_ROWS // unit)
-    return None if found is None else found * unit
-
-
-def largest_completion(predictor: Predictor, fitted: Prediction) -> int | None:
-    """Return the longest completion in tokens that fits; None if not even one does, or no GPU is known."""
-    most = min(predictor.shape.positions or MAX_TOKENS, MAX_TOKENS) - fitted.job.prompt
-    return _largest(predictor, fitted, lambda value: replace(fitted.job, completion=value), most)
-
-
-def _largest(predictor: Predictor, fitted: Prediction, job_of: Callable[[int], Job], most: int) -> int | None:
-    if predictor.gpu_bytes is None or most < 1:
+    job, gpu_bytes = found.job, predictor.gpu_bytes
+    if gpu_bytes is None or 2 * job.batch > MAX_ROWS:
         return None
-    low, high = 0, most
-    while low < high:
-        middle = (low + high + 1) // 2
-        if _estimate(predictor, fitted, job_of(middle)) <= predictor.gpu_bytes:
-            low = middle
-        else:
-            high = middle - 1
-    return low or None
+    unit = job.num_generations // math.gcd(job.num_generations, job.ranks * job.rollout_batches) or 1
+    other = predictor.predict(replace(job, batch=2 * job.batch))
+    for _ in range(PREDICTIONS):
+        rows = int(_rows_that_fit(found, other, gpu_bytes) // unit) * unit
+        if rows < 1:
+            return None
+        if rows == job.batch:
+            return rows
+        other = predictor.predict(replace(job, batch=rows))
+        if other.high_bytes <= gpu_bytes:
+            return rows
+    return None
 
 
-def _estimate(predictor: Predictor, fitted: Prediction, job: Job) -> float:
-    """Return the device memory of a job that differs in its lengths only, on the fits of all windows."""
-    added = terms(job.as_run, predictor.shape, predictor.gpu_bytes, fitted.trained_parameters)
-    before = {term.name: term.high_bytes for term in fitted.terms}
-    needed = []
-    for phase, memory in fitted.phases.items():
-        grown = sum(term.high_bytes - before[term.name] for term in added if phase in term.phases)
-        rows = job.batch
-        if phase == "generate":  # the rows of a whole rollout
-            rows = job.batch * job.rollout_batches // fitted.job.rollout_batches
-        peaks = [found.at(rows, job.length) for (name, _), found in fitted.fits.items() if name == phase]
-        if peaks:
-            grown += max(peaks) - sum(memory.traced.values())
-        needed.append(memory.high_bytes + grown)
-    return max(needed)
+def _rows_that_fit(found: Prediction, other: Prediction, gpu_bytes: int) -> float:
+    """Return the rows at which the first phase needs the whole GPU, on lines through two predictions."""
+    most = float(MAX_ROWS)
+    for phase, memory in found.phases.items():
+        grown = other.phases[phase].high_bytes - memory.high_bytes
+        per_row = grown / (other.job.batch - found.job.batch)
+        room = gpu_bytes - memory.high_bytes
+        if per_row > 0:
+            most = min(most, found.job.batch + room / per_row)
+        elif room < 0:
+            return 0.0
+    return most

@@ -14,13 +14,11 @@ from typing import Any
 import pydantic
 
 from grpo_run.runtime.memory.facts import MemoryFacts
-from grpo_run.runtime.planning.job import ALGORITHMS, ATTENTIONS, DTYPE_BYTES, OPTIMIZERS
+from grpo_run.runtime.planning.job import ALGORITHMS
 from grpo_run.runtime.upstream import memory_names
 
 UNCHANGING = ("auto_mapping", "peft_version", "fan_in_fan_out", "alpha_pattern")
 """Settings of `LoraConfig` that peft sets itself, or that change no size."""
-AUTOCAST = ("", "bfloat16")
-DEVICES = ("cuda", "cpu")
 
 
 class Computation(pydantic.BaseModel):
@@ -31,16 +29,10 @@ class Computation(pydantic.BaseModel):
     """The model's configuration of transformers, as JSON."""
     weights: str = ""
     """Data type of the weights, such as `bfloat16`; with adapters that of the model below them."""
-    autocast: str = ""
-    """Data type of the forward pass under autocast; empty if there is none."""
     attention: str = ""
     """Implementation in transformers: `sdpa`, `eager`, `flash_attention_2`."""
     optimizer: str = ""
     """Name of transformers' `optim`."""
-    device: str = ""
-    """`cuda` or `cpu`."""
-    all_trained: bool = True
-    """Whether all parameters of the model are trained."""
     lora_rank: int = 0
     """Of peft's LoRA; 0 without adapters."""
     lora_targets: tuple[str, ...] = ()
@@ -53,7 +45,8 @@ class Computation(pydantic.BaseModel):
 
 
 def refusals(facts: MemoryFacts, computation: Computation) -> Iterator[str]:
-    """Yield why a job cannot be traced, each as a clause; nothing if it can.
+    """Yield why a job cannot be traced, each as a clause; nothing if it can. Types, attention and optimizer
+    are checked with the job, because options may replace them.
 
     Args:
         facts: of the `train()` call.
@@ -65,18 +58,7 @@ def refusals(facts: MemoryFacts, computation: Computation) -> Iterator[str]:
         yield f"{facts.trainer_class} has its own {', '.join(facts.overridden)}"
     if not computation.configuration:
         yield "the model has no configuration of transformers"
-    if not computation.all_trained and not computation.lora_rank:
-        yield "not all parameters are trained"
     yield from computation.special
-    for name, value, known in (
-        ("data type", computation.weights, tuple(DTYPE_BYTES)),
-        ("data type of autocast", computation.autocast, AUTOCAST),
-        ("attention", computation.attention, ATTENTIONS),
-        ("optimizer", computation.optimizer, OPTIMIZERS),
-        ("device", computation.device, DEVICES),
-    ):
-        if value not in known:
-            yield f"the {name} {value!r} is not traced"
     if facts.optimizer_offload:
         yield "the optimizer's state is in host memory"
 
@@ -88,15 +70,8 @@ def computation_of(trainer: Any) -> Computation:
     return Computation(
         configuration=_as_json(configuration),
         weights=_weights(model),
-        autocast="bfloat16"
-        if getattr(args, "bf16", False)
-        else "float16"
-        if getattr(args, "fp16", False)
-        else "",
         attention=str(getattr(configuration, "_attn_implementation", None) or ""),
         optimizer=str(getattr(getattr(args, "optim", ""), "value", getattr(args, "optim", ""))),
-        device=str(getattr(getattr(args, "device", None), "type", "")),
-        all_trained=all(one.requires_grad for one in getattr(model, "parameters", tuple)()),
         special=tuple(_special(trainer, model)),
         **_adapters(model),
     )
@@ -136,15 +111,11 @@ def _adapters(model: Any) -> dict[str, Any]:
 
 def _adapters_refused(model: Any) -> Iterator[str]:
     """Yield why the adapters of a model are not traced, each as a clause."""
-    if len(model.peft_config) != 1:
-        yield "several adapters are not traced"
+    settings, *more = model.peft_config.values()
+    plain_lora = type(settings).__name__ == "LoraConfig" and isinstance(settings.target_modules, (list, set))
+    if more or not plain_lora:
+        yield "adapters other than one LoRA with names of modules are not traced"
         return
-    (settings,) = model.peft_config.values()
-    if type(settings).__name__ != "LoraConfig":
-        yield f"adapters of {type(settings).__name__} are not traced"
-        return
-    if isinstance(settings.target_modules, str) or not settings.target_modules:
-        yield "adapters that a pattern chooses are not traced"
     plain = type(settings)().to_dict()
     for name, value in settings.to_dict().items():
         if name not in memory_names.LORA_FOLLOWED and name not in UNCHANGING and value != plain.get(name):
@@ -156,17 +127,15 @@ def _special(trainer: Any, model: Any) -> Iterator[str]:
     args = trainer.args
     if hasattr(model, "peft_config"):
         yield from _adapters_refused(model)
-    if getattr(model, "quantization_method", None) is not None:
-        yield "quantized weights are not traced"
-    if getattr(args, "use_liger_kernel", False):
-        yield "Liger's kernels are not traced"
-    if getattr(args, "torch_compile", False):
-        yield "compiled models are not traced"
-    if getattr(args, "packing", False) or getattr(trainer, "padding_free", False):
-        yield "rows without padding are not traced"
-    if getattr(args, "label_smoothing_factor", 0.0):
-        yield "label smoothing is not traced"
-    if getattr(trainer, "processing_class", None) is not None and hasattr(
-        trainer.processing_class, "image_processor"
-    ):
-        yield "images are not traced"
+    elif not all(one.requires_grad for one in getattr(model, "parameters", tuple)()):
+        yield "frozen weights are not traced"
+    for what, found in {
+        "quantized weights": getattr(model, "quantization_method", None) is not None,
+        "Liger's kernels": getattr(args, "use_liger_kernel", False),
+        "compiled models": getattr(args, "torch_compile", False),
+        "rows without padding": getattr(args, "packing", False) or getattr(trainer, "padding_free", False),
+        "label smoothing": getattr(args, "label_smoothing_factor", 0.0),
+        "images": hasattr(getattr(trainer, "processing_class", None), "image_processor"),
+    }.items():
+        if found:
+            yield f"plan does not trace {what}"

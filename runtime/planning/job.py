@@ -9,6 +9,12 @@ from dataclasses import dataclass, replace
 
 from grpo_run.runtime.errors import ConfigError
 
+KINDS = ("weights", "gradients", "optimizer", "activations", "logits", "rollout")
+"""What an allocation holds. `logits` is what the language-model head allocates: its tiles and their
+gradients.
+"""
+PHASES = ("generate", "score", "forward", "backward", "optimizer")
+"""Phases of a step that are predicted, in order."""
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 ALGORITHMS = ("grpo", "rloo", "sft")
 TRACED_OPTIMIZERS = ("adamw_torch_fused", "adamw_torch", "adafactor", "sgd")

@@ -1,7 +1,6 @@
-"""What the user could change so that a healthy run takes less time: an under-used GPU, and ranks that wait
-for one another.
+"""What the user could change so that a healthy run takes less time: ranks that wait for one another.
 
-Called by the supervisor at each poll, and after each committed step. Each advice is given once in a run, on
+Called by the supervisor at each poll, and after each committed step. The advice is given once in a run, on
 the terminal and in the journal; status and reports repeat it. It is no fault and changes nothing. Pure: it is
 given what was read, and the time.
 """
@@ -13,19 +12,11 @@ from collections.abc import Callable, Collection, Mapping
 from statistics import median
 
 from grpo_run.runtime.memory.facts import MemoryFacts
-from grpo_run.watchdog.memory.phase_memory import RankMemory
 from grpo_run.watchdog.observation import Phase
 from grpo_run.watchdog.stalls.awaited import SHORTEST_WAIT_SECONDS, AwaitedRank
-from grpo_run.watchdog.text import duration_text, rank_names, size_text
+from grpo_run.watchdog.text import duration_text, rank_names
 
-STEADY_COMMITS = 50
-"""Committed steps before anything is said of memory: completions get longer and peaks higher in the first
-ones."""
-UNDER_USED = 0.4
-"""Share of a GPU's memory below which more rows are proposed."""
-FULL = 0.8
-"""Share of a GPU's memory that a proposal may need, if all of the peak grew with the rows, which it does not.
-"""
+SUBJECT = "balance"
 UNEVEN = 0.3
 """Share of the time that ranks wait for another one, from which it is told: of the last steps together, and
 of each that counts."""
@@ -48,32 +39,6 @@ REMEDIES = {
     Phase.reward: "let the function score its completions at the same time, or bound it (`--reward-timeout`)",
 }
 """Phases whose work the lengths of samples decide. In the others one rank may work for all by design."""
-
-
-def larger_batch(facts: MemoryFacts, peak_bytes: int, capacity_bytes: int) -> str | None:
-    """Return the larger micro-batch that computes the same update, as a sentence; None if there is none.
-
-    Args:
-        facts: of the `train()` call.
-        peak_bytes: highest that the allocator has reserved on any rank.
-        capacity_bytes: of the smallest GPU.
-    """
-    if capacity_bytes <= 0 or not 0 < peak_bytes < UNDER_USED * capacity_bytes:
-        return None
-    accumulation, factor = facts.gradient_accumulation_steps, 1
-    while accumulation % (2 * factor) == 0 and 2 * factor * peak_bytes <= FULL * capacity_bytes:
-        factor *= 2
-    rows = facts.per_device_train_batch_size
-    used = f"at most {size_text(peak_bytes)} of {size_text(capacity_bytes)} of a GPU were used"
-    if factor == 1:
-        return None
-    steps = f"gradient_accumulation_steps={accumulation // factor}"
-    if facts.steps_per_generation:
-        steps += f" and steps_per_generation={max(1, facts.steps_per_generation // factor)}"
-    return (
-        f"{used}: per_device_train_batch_size={rows * factor} with {steps} computes the same update in fewer"
-        f" passes, and needs at most about {size_text(factor * peak_bytes)}"
-    )
 
 
 class Waits:
@@ -174,29 +139,19 @@ class Advice:
 
     def begin_attempt(self) -> None:
         """Ranks begin anew."""
-        self._commits = 0
-        self.waits = Waits() if "balance" not in self._said else None
+        self._is_known = False
+        self.waits = Waits() if SUBJECT not in self._said else None
         """Is told at each poll who waits; None once that was said."""
 
-    def committed(self, now: float, read_memory: Callable[[], Mapping[int, RankMemory]]) -> None:
-        """A step has been committed.
-
-        Args:
-            now: monotonic seconds.
-            read_memory: returns the memory of the ranks now; called at most once in an attempt.
-        """
-        self._commits += 1
-        facts = self._facts() if self._commits in (1, STEADY_COMMITS) else None
-        if self.waits is not None:
+    def committed(self, now: float) -> None:
+        """A step has been committed. `now` is in monotonic seconds."""
+        if self.waits is None:
+            return
+        if not self._is_known:
+            self._is_known, facts = True, self._facts()
             if facts is not None and facts.generates == "vllm_server":
                 self.waits.expected = (Phase.generate,)
-            self.waits.committed(now)
-            if (sentence := self.waits.sentence) is not None:
-                self._say("balance", sentence)
-                self.waits = None
-        if self._commits == STEADY_COMMITS and facts is not None and "memory" not in self._said:
-            memory = [one for one in read_memory().values() if one.has_device and one.capacity_bytes]
-            peak = max((one.peak_reserved_bytes for one in memory), default=0)
-            proposed = larger_batch(facts, peak, min((one.capacity_bytes for one in memory), default=0))
-            if proposed is not None:
-                self._say("memory", proposed)
+        self.waits.committed(now)
+        if (sentence := self.waits.sentence) is not None:
+            self._say(SUBJECT, sentence)
+            self.waits = None

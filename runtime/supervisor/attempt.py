@@ -26,7 +26,6 @@ from grpo_run.watchdog.diagnosis.exits import end_text
 from grpo_run.watchdog.evidence.timeline import PhaseTimeline
 from grpo_run.watchdog.memory.error_patterns import OUTPUT_BYTES, needs_output, reported_in
 from grpo_run.watchdog.memory.phase_memory import RankMemory
-from grpo_run.watchdog.memory.retries import RetryWatch
 from grpo_run.watchdog.observation import Exit, Phase, RankError, RankState, Slot
 
 
@@ -150,9 +149,6 @@ class Attempt:
         self.world_size = world_size
         self.exits = Exits(self.files, warn)
         self.timeline = PhaseTimeline()
-        self.retries = RetryWatch()
-        self._has_devices = True
-        """Of the ranks' memory on devices."""
         self.committed = (0, 0)
         """(train call, step) of the newest step committed in this attempt."""
 
@@ -205,7 +201,7 @@ class Attempt:
         found = {rank: board.rank_memory(local) for local, rank in self.rank_of_local_rank.items()}
         return {rank: memory for rank, memory in found.items() if memory is not None}
 
-    def new_commit(self, slots: Mapping[int, Slot | None], board: Board) -> Commit | None:
+    def new_commit(self, slots: Mapping[int, Slot | None]) -> Commit | None:
         """Return the newest committed step if it is new in this attempt, else None."""
         commit = newest_commit(slots, self.world_size)
         if commit is None:
@@ -215,16 +211,7 @@ class Attempt:
         if position <= max(known, (commit.train_call, commit.resumed_step)):
             return None  # the next call of the script may have a lower number in the run
         self.committed = position
-        self._watch_retries(board)
         return commit
-
-    def _watch_retries(self, board: Board) -> None:
-        if not self._has_devices:
-            return
-        memory = self.read_memory(board)
-        # a rank that has measured nothing yet may have one
-        self._has_devices = any(one.has_device or not one.readings for one in memory.values()) or not memory
-        self.retries.committed(memory)
 
     def have_loaded(self, slots: Mapping[int, Slot | None]) -> bool:
         """Whether the ranks have loaded what they resume from: they have finished a step, or save already."""

@@ -177,7 +177,6 @@ class FaultHandler:
             files=context.attempt.files,
             on_several_nodes=context.attempt.on_several_nodes,
             local_ranks=context.attempt.local_rank_of.keys(),
-            read_memory=context.read_memory,
         )
         answers = [feature.answer(fault) for feature in self._features]
         return next((one for one in answers if one is not None), None)

@@ -1,7 +1,7 @@
 """The supervisor's view of the hang detector: suspicions, warnings and phase durations.
 
 The supervisor calls `poll` while no rank has failed. It fires the lifecycle events of a suspicion and warns
-of blind spots of the watchdog and of slower ranks, and publishes which rank the others wait for. Every
+of blind spots of the watchdog, and publishes which rank the others wait for. Every
 warning appears once per attempt. Does not detect hangs (`runtime/supervisor/detection/detector.py`) and does
 not handle a finding (`faults.py`).
 """
@@ -18,7 +18,6 @@ from grpo_run.runtime.history.events import PhaseLearned, Suspicion
 from grpo_run.runtime.history.history import History
 from grpo_run.runtime.history.lifecycle import Lifecycle, RunEvent, RunState
 from grpo_run.runtime.history.reporter import Reporter
-from grpo_run.runtime.history.status import read_late_ranks
 from grpo_run.runtime.processes.host_exchange import HostExchange
 from grpo_run.runtime.supervisor.attempt import Attempt
 from grpo_run.runtime.supervisor.detection.detector import HangDetector
@@ -30,7 +29,7 @@ from grpo_run.watchdog.stalls.step_clock import StepClock
 from grpo_run.watchdog.text import duration_text, rank_names
 
 PHASE_DURATIONS_EVERY_SECONDS = 60.0
-"""How often phase durations are written to the journal and compared between ranks."""
+"""How often phase durations are written to the journal."""
 
 AWAITED_EVERY_SECONDS = 1.0
 """How often the rank that is waited for is published again while it is the same."""
@@ -99,9 +98,6 @@ class HangMonitor:
         self._report_suspicion(self.detector.suspicion)
         if finding is None and time.monotonic() - self._durations_written_at > PHASE_DURATIONS_EVERY_SECONDS:
             self.write_phase_durations()
-            if self._board is not None:
-                for late in read_late_ranks(self._board, self._board.read_all()):
-                    self._reporter.warn_once(late.rank, late.phase.name, late.sentence)
         found = finding or self._check_step(slots)
         if found is not None and self._board is not None and not self._board.has_full_size:
             return None  # truncated during the scan: parts of it have read as if nothing was written
@@ -149,12 +145,9 @@ class HangMonitor:
         return self.detector.outlasted(slots)
 
     def _check_step(self, slots: Mapping[int, Slot | None]) -> HangFinding | None:
-        """Report a step that is slow, once; return one that can have no end."""
+        """Return a step that can have no end."""
         now = time.monotonic()
         self._step.record(slots, now)
-        slow = self._step.slow_sentence()
-        if slow is not None:
-            self._reporter.warn_once(0, f"slow step {self._step.position}", slow)
         stall = self._step.stall()
         if stall is None:
             return None

@@ -1,10 +1,10 @@
 """The points at which features take part in the supervisor.
 
 In this order: when an attempt is prepared, `begin_attempt`, then `rank_environment` and `rank_settings` for
-each rank; while ranks run, `poll` and `fault`, and `committed` after steps; after a fault of the ranks,
-`explain`, and once the verdict is final, `answer`; when the run ends, `end_remark` and `end`. Features are
-asked in the order of `runtime.features.FEATURES`, and the first answer counts. `supervisor.py`, `faults.py`
-and `outcome.py` call them. Plain data, and methods that do nothing.
+each rank; while ranks run, `poll` and `fault`; after a fault of the ranks, `explain`, and once the verdict is
+final, `answer`; when the run ends, `end_remark` and `end`. Features are asked in the order of
+`runtime.features.FEATURES`, and the first answer counts. `supervisor.py`, `faults.py` and `outcome.py` call
+them. Plain data, and methods that do nothing.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from grpo_run.runtime.history.recovery import Decision
 from grpo_run.runtime.history.reporter import Reporter
 from grpo_run.runtime.history.run_directory import RunDirectory
 from grpo_run.runtime.launch.config import RunConfig
-from grpo_run.watchdog.memory.phase_memory import RankMemory
 from grpo_run.watchdog.observation import Slot
 from grpo_run.watchdog.verdict import Verdict
 
@@ -35,7 +34,6 @@ class Fault:
         files: of the attempt that has failed.
         on_several_nodes: other nodes have ranks too.
         local_ranks: of this node.
-        read_memory: returns what the local ranks have measured of their memory.
     """
 
     verdict: Verdict
@@ -43,7 +41,6 @@ class Fault:
     files: AttemptFiles
     on_several_nodes: bool = False
     local_ranks: Collection[int] = ()
-    read_memory: Callable[[], Mapping[int, RankMemory]] = dict
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,13 +108,6 @@ class SupervisorFeature:
     def rank_settings(self, rank: int, files: AttemptFiles) -> dict[str, Any] | None:
         """Return the JSON values that the feature's part in a rank gets; None for nothing."""
         return None
-
-    def committed(self, read_memory: Callable[[], Mapping[int, RankMemory]]) -> None:
-        """All ranks have committed a step, or several.
-
-        Args:
-            read_memory: returns what the local ranks have measured of their memory so far.
-        """
 
     def poll(self) -> None:
         """Several times a second while ranks run. What they have written to the journal is in the history."""

@@ -64,7 +64,6 @@ from grpo_run.runtime.supervisor.stop import StopRequest
 from grpo_run.runtime.supervisor.stop_means import StopMeans, stop_code
 from grpo_run.watchdog.causes import Cause
 from grpo_run.watchdog.diagnosis.exits import is_victim
-from grpo_run.watchdog.memory.phase_memory import RankMemory
 from grpo_run.watchdog.observation import Exit, RankState, Slot
 from grpo_run.watchdog.stalls.step_clock import UNSEEN_SECONDS
 from grpo_run.watchdog.text import counted
@@ -138,7 +137,7 @@ class Supervisor:
         )
         self.stop = StopRequest(config.timeouts, self.history)
         self._others = OtherHosts(run)
-        self._host = HostWatch(run, config, self._drains, self._reporter, self.history, self.stop)
+        self._host = HostWatch(run, self._drains, self._reporter, self.history)
         self._advice = Advice(
             functools.partial(read_facts, run.path), self.history.advice, self._reporter.advise
         )
@@ -354,7 +353,7 @@ class Supervisor:
         slots = self.attempt.read_slots(self.board)
         self.attempt.timeline.record(slots, self._polled_at)
         self._write_commit(slots)
-        self._host.poll(self.attempt, self.board, slots, self._polled_at)
+        self._host.poll(self.attempt, self.board, self._polled_at)
         self._others.poll(str(self.lifecycle.state), slots, self._polled_at)
         self._live.read_ranks()
         for feature in self.features:
@@ -381,8 +380,6 @@ class Supervisor:
             return self._handle_fault(ranks, slots, outside=outside)
         if ranks.alive and self._others.has_fault:
             return self._handle_fault(ranks, slots)
-        if self._host.restarts(ranks, self.attempt, self._polled_at):
-            return self._start_again(RunEvent.memory_short)
         if self.attempt.exits.seen and not ranks.alive:
             self._others.completed(self.attempt, slots)
             if not self.attempt.exits.stopped:
@@ -479,21 +476,13 @@ class Supervisor:
         )  # fmt: skip
 
     def _write_commit(self, slots: dict[int, Slot | None]) -> None:
-        commit = self.attempt.new_commit(slots, self.board)
+        commit = self.attempt.new_commit(slots)
         if commit is None:
             return
         self.backups.release()
         self.lifecycle.fire(RunEvent.step_committed)
         self._reporter.write(commit.as_event(wall_time=time.time(), now_seconds=time.monotonic()))
-        retried = self.attempt.retries.warning
-        if retried is not None:
-            self._reporter.warn_once(retried[0], "retried allocations", retried[1])
-        for feature in self.features:
-            feature.committed(self._read_memory)
-        self._advice.committed(self._polled_at, self._read_memory)
-
-    def _read_memory(self) -> dict[int, RankMemory]:
-        return self.attempt.read_memory(self.board)
+        self._advice.committed(self._polled_at)
 
     def _check_for_hangs(self, ranks: RankGroup, slots: dict[int, Slot | None]) -> Directive:
         """No rank has failed: check whether one hangs, or takes too long to stop."""
@@ -530,23 +519,14 @@ class Supervisor:
             stopping=self.stop.requested,
             exits_unseen_since=max(self._previous_poll_at, self._ranks_started_at),
         )
-        if resolution.restart:
-            directive = self._start_again(delay_seconds=resolution.delay_seconds)
-            return Directive.await_all if resolution.needs_all_hosts else directive
         self._hangs.write_phase_durations()
         self._live.journal.sync()
+        if resolution.restart:
+            self.has_ranks = False
+            self._start_not_before = time.monotonic() + resolution.delay_seconds
+            return Directive.await_all if resolution.needs_all_hosts else Directive.restart
         self.leaves = resolution.leaves
         return self._end(resolution.event, resolution.exit_code, resolution.sentence)
-
-    def _start_again(self, event: RunEvent | None = None, delay_seconds: float = 0.0) -> Directive:
-        """Let the agent start another attempt. Without an event, the fault was handled."""
-        if event is not None:
-            self.lifecycle.fire(event)
-        self._hangs.write_phase_durations()
-        self._live.journal.sync()
-        self.has_ranks = False
-        self._start_not_before = time.monotonic() + delay_seconds
-        return Directive.restart
 
     def _incident(self, ranks: RankGroup, **observed: Any) -> IncidentContext:
         return IncidentContext(

@@ -342,7 +342,16 @@ def test_nothing_is_more_than_three_screens_away(tmp_path: Path, width: int, hei
     journal = Journal(run.journal, "evening")
     logged = dict.fromkeys(LOGGED_FIELDS, 0.5)
     for step in (299, 300):
-        functions = {"length": {"mean": 0.5, "std": 0.1}, "format": {"mean": 1.0, "std": 0.0}}
+        names = (
+            "length",
+            "format",
+            "accuracy_reward",
+            "language",
+            "tool_use",
+            "cosine_scaled_reward",
+            "tests",
+        )
+        functions = {name: {"mean": 0.5, "std": 0.1} for name in names}
         fields: dict[str, Any] = {"rank": 0, "step": step, "train_call": 1, "reward_functions": functions}
         journal.write(event("step_logged", **fields, **logged))
     run.completions.mkdir()
@@ -390,7 +399,13 @@ def test_nothing_is_more_than_three_screens_away(tmp_path: Path, width: int, hei
             page.value("redrawLanes()")
             assert page.value("document.documentElement.scrollHeight") <= 3 * height, part
             assert page.value("document.documentElement.scrollWidth") <= width, part
-        page.value("document.querySelector('#curves details').open = true")
+        page.value("document.querySelectorAll('#curves details').forEach(one => { one.open = true; })")
+        legends = "[...document.querySelectorAll('figure p')]"
+        page.wait(f"{legends}.filter(one => one.children.length === {len(names)}).length > 0", SECONDS)
+        is_cut = "one.scrollHeight > one.clientHeight || one.scrollWidth > one.clientWidth"
+        cut = f"{legends}.filter(one => {is_cut})"
+        assert page.value(f"{cut}.map(one => one.textContent).join()") == ""
+        page.value("document.querySelectorAll('#curves details').forEach((one, at) => { one.open = !at; })")
         for first in ("h1", "figure[data-name=reward] .line"):
             assert page.value(f"document.querySelector('{first}').getBoundingClientRect().bottom") <= height
         assert page.console == []

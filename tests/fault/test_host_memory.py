@@ -1,6 +1,4 @@
-"""Memory of the host runs out: the kernel kills a rank in a real memory cgroup, or the supervisor acts before
-it does.
-"""
+"""Memory of the host runs out: the kernel kills a rank in a real memory cgroup, or nearly does."""
 
 from __future__ import annotations
 
@@ -48,24 +46,19 @@ def test_a_rank_that_the_kernel_kills_is_named_and_the_run_resumes(
 
 
 @pytest.mark.full
-def test_a_slow_leak_is_restarted_before_the_kernel_kills(
+def test_a_slow_leak_is_killed_by_the_kernel_and_recovered(
     group: MemoryCgroup, runs: Runs, tmp_path: Path
 ) -> None:
-    """No kill, no fault and no repeated step, where the same run without the restart would take more than
-    there is.
-    """
+    """As often as it fills the limit; the run ends in the weights of the undisturbed one."""
     group.set_limit(700 << 20)
     run = runs(
-        "--nproc-per-node", "2", str(SCRIPTS / "memory.py"), "--output-dir", "out", "--max-steps", "110",
-        "--save-steps", "50", "--leak-mib", "6", "--step-seconds", "0.1", program=group.program,
+        "--nproc-per-node", "2", "--snapshot-every", "1", str(SCRIPTS / "memory.py"), "--output-dir", "out",
+        "--max-steps", "110", "--save-steps", "50", "--leak-mib", "6", "--step-seconds", "0.1",
+        program=group.program,
     ).start()  # fmt: skip
     run.ended()
-    assert group.kills() == 0
-    assert run.status()["recoveries"] == []
-    restarts = run.events("memory_restart")
-    assert 1 <= len(restarts) <= 3
-    committed = [event["step"] for event in run.events("step_committed")]
-    assert committed == sorted(set(committed))
+    assert group.kills() >= 1
+    assert {recovery["cause"] for recovery in run.status()["recoveries"]} == {"host_oom"}
     assert digest(tmp_path / "out") == undisturbed("sft.py", 110)
 
 
@@ -86,7 +79,6 @@ def test_a_run_that_uses_nearly_all_memory_steadily_is_left_alone(
     run.ended()
     assert group.kills() == 0
     assert run.events("memory_short"), "the run is to use more than is left alone otherwise"
-    assert run.events("memory_restart") == []
     assert len(run.events("attempt_started")) == 1
     assert digest(tmp_path / "out") == undisturbed("sft.py", 40)
 
@@ -110,5 +102,4 @@ def test_snapshots_that_nearly_fill_a_small_limit_make_no_restart_loop(
     run.kill(1)
     run.ended()
     assert group.kills() == 0
-    assert run.events("memory_restart") == []
     assert [recovery["cause"] for recovery in run.status()["recoveries"]] == ["signal"]

@@ -149,7 +149,6 @@ class ExportedRun:
         write("rollout_server_started", pid=os.getpid(), port=8000, log="rollout-server.log")
         write("rollout_server_ready", seconds=9.0)
         write("memory_short", step=8)
-        write("memory_restart", step=8, train_call=1)
 
     def count_on(self) -> None:
         """Let everything happen once more that is counted while a run goes on."""

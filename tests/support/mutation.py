@@ -36,7 +36,6 @@ MODULES = {
     "watchdog/diagnosis/_hangs.py": "tests/unit/watchdog/diagnosis",
     "watchdog/waits/proof.py": "tests/unit/watchdog/waits",
     "watchdog/stalls/step_clock.py": "tests/unit/watchdog/stalls/test_stalls.py",
-    "watchdog/stalls/late_ranks.py": "tests/unit/watchdog/stalls/test_late_ranks.py",
     "runtime/features/learning_guards/_judge.py": "tests/unit/runtime/features/learning_guards",
 }
 """The pure deciders, and the tests that must notice a change."""

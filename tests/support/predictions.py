@@ -10,7 +10,7 @@ from grpo_run.runtime.planning._terms import Term
 from grpo_run.runtime.planning.changes import Change, ChangeOutcome
 from grpo_run.runtime.planning.job import Job
 from grpo_run.runtime.planning.model_config import Shape
-from grpo_run.runtime.planning.prediction import Fit, PredictedPhase, Prediction
+from grpo_run.runtime.planning.prediction import PredictedPhase, Prediction
 
 GIB = 1 << 30
 SHAPE = Shape(layers=24, hidden=896, vocabulary=151936, positions=32768, parameters=494_000_000)
@@ -32,12 +32,7 @@ def a_prediction(**changes: Any) -> Prediction:
     values: dict[str, Any] = {
         "job": JOB,
         "phases": {phase: _memory(held) for phase, held in kinds.items()},
-        "first_step": {phase: sum(held.values()) - held["optimizer"] for phase, held in kinds.items()},
         "terms": [CONTEXT],
-        "fits": {
-            ("backward", 0): Fit(fixed_bytes=5.0 * GIB, token_bytes=340_000.0, pair_bytes=4.0, residual=0.01)
-        },
-        "fragmentation_bytes": 0,
         "trained_parameters": SHAPE.parameters,
     }
     return Prediction(**{**values, **changes})
@@ -58,7 +53,6 @@ def a_report(**changes: Any) -> PlanReport:
         "prediction": a_prediction(),
         "changes": [ChangeOutcome(change=change, high_bytes=6.0 * GIB, saved_bytes=2.5 * GIB, fits=True)],
         "largest_batch": 21,
-        "largest_completion": 2048,
     }
     return PlanReport(**{**values, **changes})
 

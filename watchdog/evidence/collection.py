@@ -23,8 +23,8 @@ from typing import Any
 
 from grpo_run.watchdog import processes
 from grpo_run.watchdog.evidence import stack_capture
+from grpo_run.watchdog.evidence._node_memory import BackgroundCall, read_gpu_memory, read_node_memory
 from grpo_run.watchdog.evidence.incident_files import MAX_FILE_BYTES, write_private
-from grpo_run.watchdog.evidence.node_memory import BackgroundCall, read_gpu_memory, read_node_memory
 from grpo_run.watchdog.evidence.stacks import Stack, format_stack_groups, group_by_stack
 
 PROC_FILES = ("stat", "wchan", "limits", "io")

@@ -20,8 +20,8 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from grpo_run.watchdog import processes
+from grpo_run.watchdog.evidence._node_memory import BackgroundCall
 from grpo_run.watchdog.evidence.incident_files import MAX_FILE_BYTES, file_size, read_end, write_private
-from grpo_run.watchdog.evidence.node_memory import BackgroundCall
 from grpo_run.watchdog.evidence.stacks import Stack, parse_faulthandler, parse_py_spy
 
 MAX_DUMP_BYTES = 1024 * 1024

@@ -1,7 +1,7 @@
 """Memory cgroups of a process, versions 1 and 2: limit, usage, page cache, pressure, and kills by the kernel.
 
 Used for the headroom of files in memory (`runtime.snapshots.headroom`), for the evidence
-(`watchdog/evidence/node_memory.py`) and while the ranks run (`host_memory`). Reads a few small files; sets
+(`watchdog/evidence/_node_memory.py`) and while the ranks run (`host_memory`). Reads a few small files; sets
 nothing and does not judge.
 """
 

@@ -1,28 +1,22 @@
-"""The clock of the current step: where its time goes, whether it makes progress, and when it will end.
+"""The clock of the current step: where its time goes, and whether it makes progress.
 
 The deadlines of phases (`watchdog.stalls`) end a phase that makes no progress. They do not see a step whose
 ranks are busy without an end: phases that begin and end for ever, or collectives that count as progress. Such
-a step is ended if for the deadline no rank has generated a token, scored a reward or run the model. A step
-that moves is only reported, once. Called by the supervisor at each poll. Pure: keeps what it is told.
+a step is ended if for the deadline no rank has generated a token, scored a reward or run the model. Called by
+the supervisor at each poll. Pure: keeps what it is told.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from grpo_run.watchdog.causes import Cause
 from grpo_run.watchdog.observation import SESSION_PHASES, Phase, RankState, Slot
 from grpo_run.watchdog.stalls.deadlines import DeadlineSettings
-from grpo_run.watchdog.stalls.observed import OpenGenerations
 from grpo_run.watchdog.stalls.stall import Stall
 from grpo_run.watchdog.text import duration_text, join_words, rank_names
 
-SLOW_SECONDS = 600.0
-"""A step that takes longer is reported; more if steps of the run have taken longer."""
-MOVING_SECONDS = 60.0
-"""A step moves if something was done within this time."""
 UNSEEN_SECONDS = 5.0
 """A longer gap between two polls was not observed and counts for nothing."""
 SHOWN_PHASES = 3
@@ -56,7 +50,6 @@ class StepClock:
         self._began = self._moved = self._seen = now
         self._longest = 0.0
         self._ranks: dict[int, _RankInStep] = {}
-        self._generations = OpenGenerations()
         self._counted: set[int] = set()
         self._slots: Mapping[int, Slot] = {}
 
@@ -67,7 +60,6 @@ class StepClock:
             self._began += gap
             self._moved += gap
             gap = 0.0
-        self._generations = self._generations.after(slots)
         known = {rank: slot for rank, slot in slots.items() if slot is not None}
         training = len(known) == len(slots) and all(
             slot.state is RankState.training for slot in known.values()
@@ -123,22 +115,6 @@ class StepClock:
             ),
         )
 
-    def slow_sentence(self) -> str | None:
-        """Return what users are told of a step that takes long but moves; None if it does not take long, or
-        may not move.
-
-        With an estimate of its end, as far as one is known.
-        """
-        elapsed = self._seen - self._began
-        if self.position is None or elapsed < max(SLOW_SECONDS, self._settings.factor_seen * self._longest):
-            return None
-        if self._seen - self._moved > MOVING_SECONDS or any(map(self._is_unknown, self._slots.values())):
-            return None
-        return (
-            f"step {self.position[1] + 1} is slow but makes progress: it has taken {duration_text(elapsed)}"
-            f" so far; {self._where()}; {self._estimate()}"
-        )
-
     def _is_unknown(self, slot: Slot) -> bool:
         """Whether the rank may work in a way that nothing counts.
 
@@ -160,22 +136,6 @@ class StepClock:
         longest = sorted(self._ranks[rank].spent.items(), key=lambda one: -one[1])[:SHOWN_PHASES]
         parts = [f"{phase.name} {duration_text(seconds)}" for phase, seconds in longest if seconds >= 1.0]
         return f"of rank {rank}: {join_words(parts)}" if parts else "where the time went was not observed"
-
-    def _estimate(self) -> str:
-        """When the generation in progress ends, from its pace and its limit."""
-        ends, paces = [], []
-        for slot in self._slots.values():
-            tokens, seconds = self._generations.tokens(slot), self._seen - (slot.generating_since or math.inf)
-            passes = tokens.passes
-            if passes > 0 and seconds > 0 and not math.isnan(tokens.limit):
-                paces.append(passes / seconds)
-                ends.append(max(0.0, tokens.limit - passes) * seconds / passes)
-        if not ends:
-            return "when it ends cannot be estimated"
-        return (
-            f"at {min(paces):.2g} tokens per second and completion, its generation ends within"
-            f" {duration_text(max(ends))}"
-        )
 
 
 def _position(slots: Mapping[int, Slot]) -> tuple[int, int] | None:

@@ -104,7 +104,7 @@ function showRanks(run) {
       duration(rank.phase_seconds), rank.late_seconds === null ? "behind" : rank.late_seconds ? `+${duration(rank.late_seconds)}` : "first",
       rank.state, rank.pid] : [`local ${rank.local_rank}`, "–", rank.phase, "–", "–", "–", "–"],
   })));
-  when("late", [...run.hosts, ...run.late_ranks], late => $(".notes").replaceChildren(...late.map(text => make("li", {}, text))));
+  when("hosts", run.hosts, hosts => $(".notes").replaceChildren(...hosts.map(text => make("li", {}, text))));
 }
 
 function showMemory(run) {

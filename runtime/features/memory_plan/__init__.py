@@ -3,7 +3,7 @@
     out-of-memory error → the remedies in order → the first that applies → another plan → another attempt
 
 Start with `_remedies.py`: one class for each change, with all that belongs to it, in the order in which they
-are tried. `supervisor.py` answers a fault by `_decision.py`, and waits until the GPUs have their memory back
-(`_returned.py`); `events.py` replays the plan. `rank.py` applies it where trainers are built
+are tried. `supervisor.py` answers a fault by `_decision.py`; `events.py` replays the plan. `rank.py` applies
+it where trainers are built
 (`_configuration.py`). What a script itself has set stays known (`runtime/memory/script_settings.py`).
 """

@@ -3,9 +3,8 @@ generation has not returned in time twice at one step: generate in smaller calls
 
 A change of plan spends no restart budget, because the number of remedies bounds it. An unchanged restart
 frees what was cached. It is tried once for a plan and a phase, if that may suffice: the allocator had
-reserved enough (fragmentation), the attempt had done the same work before and memory has grown since (creep,
-measured from the ranks' figures on the board), or no phase of a trainer was open, so that no plan makes the
-request smaller. It spends the budget like any other restart. Where the script itself asks for the same again
+reserved enough (fragmentation), or no phase of a trainer was open, so that no plan makes the request smaller.
+It spends the budget like any other restart. Where the script itself asks for the same again
 after a change, no further change is made. Also builds the sentences for the terminal. Called by
 `supervisor.py`. Pure.
 """
@@ -122,14 +121,12 @@ def decide_out_of_memory(history: History, situation: Situation) -> MemoryDecisi
     """
     if situation.budget == 0:
         return _stop("restarts are switched off (--max-restarts 0)")
-    fragmented, phase = situation.fragmented, situation.phase
+    phase = situation.phase
     futile = _changed_in_vain(history, situation)
     within_budget = history.failures_without_progress <= situation.budget
     once = within_budget and not futile and not _restarted_unchanged(history, phase)
     if once and phase in OUTSIDE:
         return _restart_once(situation, "no phase of a trainer has asked for the memory")
-    if once and situation.crept and not fragmented:
-        return _restart_once(situation, "memory had grown since the attempt began, and a restart frees it")
     if futile:
         line = situation.shortage.line.rpartition("/")[2]
         found: PlanChange | str = _with_proposals(
@@ -138,7 +135,7 @@ def decide_out_of_memory(history: History, situation: Situation) -> MemoryDecisi
     else:
         found = next_change(situation)
     segments = isinstance(found, PlanChange) and found.remedy is SEGMENTS
-    if once and fragmented and (situation.crept or not segments):
+    if once and situation.fragmented and not segments:
         return _restart_once(situation, "memory was fragmented, and a restart frees it")
     if isinstance(found, PlanChange):
         return _changed(found, situation.start, situation.facts)

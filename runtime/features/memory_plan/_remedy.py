@@ -33,7 +33,6 @@ class Situation:
         plan: in effect.
         start: where a restart continues, as a clause.
         budget: failures without progress that are recovered; 0 if the user wants no restart.
-        grown_bytes: how much more the rank had allocated than early in the attempt.
         proceeds: the attempt has committed so many steps that it did the same work before.
         allow_degrade: the experiment may be changed.
         own_allocator_setting: the environment of the run sets `expandable_segments` itself.
@@ -44,7 +43,6 @@ class Situation:
     plan: Plan
     start: str
     budget: int
-    grown_bytes: int = 0
     proceeds: bool = False
     allow_degrade: bool = False
     own_allocator_setting: bool = False
@@ -61,12 +59,6 @@ class Situation:
         if figures.tried_bytes is None or figures.unallocated_bytes is None:
             return False
         return figures.unallocated_bytes >= figures.tried_bytes
-
-    @property
-    def crept(self) -> bool:
-        """Whether memory has grown by at least what was missing, so that a restart would free enough."""
-        tried, free = self.shortage.figures.tried_bytes, self.shortage.figures.free_bytes
-        return tried is not None and self.grown_bytes > 0 and self.grown_bytes >= tried - (free or 0)
 
     @property
     def cache_too_small(self) -> bool:

@@ -8,7 +8,7 @@ The first rank of each node publishes the facts of a call (`runtime/memory/facts
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from grpo_run.runtime.call_names import LOOP
@@ -20,7 +20,6 @@ from grpo_run.runtime.features.memory_plan._decision import (
 )
 from grpo_run.runtime.features.memory_plan._remedies import SEGMENTS, differing, text_of
 from grpo_run.runtime.features.memory_plan._remedy import Situation
-from grpo_run.runtime.features.memory_plan._returned import ReturnedMemory, visible_gpus
 from grpo_run.runtime.features.memory_plan.events import MemoryPlanGiven, PlanChanged, PlanRecord
 from grpo_run.runtime.features.memory_plan.settings import MemoryPlanSettings
 from grpo_run.runtime.history.attempt_files import AttemptFiles
@@ -33,13 +32,7 @@ from grpo_run.runtime.memory.files import read_facts
 from grpo_run.runtime.supervisor.points import Answer, Fault, SupervisorFeature
 from grpo_run.runtime.supervisor.policy import start_of
 from grpo_run.watchdog.causes import Cause
-from grpo_run.watchdog.memory.phase_memory import RankMemory
-from grpo_run.watchdog.observation import Phase
 
-EARLY_COMMITS = 3
-"""Commits of an attempt after which every step has allocated what it keeps: Adam's state exists from the
-first step on.
-"""
 STEADY_COMMITS = 20
 """Commits of an attempt after which the work of a step is taken to have fitted before."""
 
@@ -53,33 +46,18 @@ class RunMemory(SupervisorFeature):
         self._config, self._run, self._history, self._reporter = config, run, history, reporter
         self._record = history.part(PlanRecord)
         self._settings = config.of(MemoryPlanSettings)
-        environment = {**os.environ, **config.environment}
-        self._own_allocator_setting = SEGMENTS.set_by(environment)
-        self._returned = ReturnedMemory(visible=visible_gpus(environment.get("CUDA_VISIBLE_DEVICES")))
+        self._own_allocator_setting = SEGMENTS.set_by({**os.environ, **config.environment})
         self._began = self._warned = False
-        self._commits = 0
-        self._early_bytes: dict[int, int] = {}
-        """What each rank kept between its steps early in the attempt."""
 
     def begin_attempt(self, node: int) -> None:
-        """Wait until the memory of the last attempt is back, if it ended because there was not enough.
-
-        At the start of a launch, take over the plan that the user has given, unless the run has it already.
+        """At the start of a launch, take over the plan that the user has given, unless the run has it
+        already.
         """
-        self._commits, self._early_bytes = 0, {}
-        if not self._began:
-            self._began = True
-            self._returned.begin()
-            given = self._settings.plan
-            if given and given != self._record.given:
-                self._reporter.write(MemoryPlanGiven(plan=given))
-                self._reporter.notify(f"memory plan of this command: {text_of(given)}")
-            return
-        last = self._history.recoveries[-1] if self._history.recoveries else None
-        if last is not None and last.cause == str(Cause.gpu_oom) and last.recovery_seconds is None:
-            held = self._returned.wait()
-            if held:
-                self._reporter.warn(None, held)
+        given = self._settings.plan
+        if not self._began and given and given != self._record.given:
+            self._reporter.write(MemoryPlanGiven(plan=given))
+            self._reporter.notify(f"memory plan of this command: {text_of(given)}")
+        self._began = True
 
     def rank_settings(self, rank: int, files: AttemptFiles) -> dict[str, Any] | None:
         """Return the plan."""
@@ -91,12 +69,6 @@ class RunMemory(SupervisorFeature):
         for remedy in differing({}, self._record.plan):
             variables |= remedy.environment(environment)
         return variables
-
-    def committed(self, read_memory: Callable[[], Mapping[int, RankMemory]]) -> None:
-        """Note what ranks keep between their steps early in the attempt."""
-        self._commits += 1
-        if self._commits == EARLY_COMMITS:
-            self._early_bytes = {rank: _kept_bytes(memory) for rank, memory in read_memory().items()}
 
     def poll(self) -> None:
         """Warn once if the plan has no effect, because the script trains with no Trainer.
@@ -145,21 +117,11 @@ class RunMemory(SupervisorFeature):
             plan=plan,
             start=start,
             budget=budget,
-            grown_bytes=self._grown_bytes(fault),
             proceeds=history.committed_in_attempt >= STEADY_COMMITS,
             allow_degrade=self._settings.allow_degrade,
             own_allocator_setting=self._own_allocator_setting,
         )
         return decide_out_of_memory(history, situation)
-
-    def _grown_bytes(self, fault: Fault) -> int:
-        """Return how much more the rank keeps between its steps than early in the attempt; 0 if that is not
-        known.
-        """
-        rank = fault.verdict.culprit
-        early = 0 if rank is None else self._early_bytes.get(rank, 0)
-        memory = fault.read_memory().get(rank) if rank is not None and early else None
-        return 0 if memory is None else max(0, _kept_bytes(memory) - early)
 
     def _change(self, change: PlanChange | None) -> None:
         """Let the next attempt use a changed plan, and say so."""
@@ -189,12 +151,6 @@ class RunMemory(SupervisorFeature):
         if facts is not None and call is not None and call.trainer_class != facts.trainer_class:
             return None
         return facts
-
-
-def _kept_bytes(memory: RankMemory) -> int:
-    """What tensors on the device use after an optimizer step."""
-    optimizer = memory.phases.get(Phase.optimizer)
-    return optimizer.allocated_bytes if optimizer is not None else 0
 
 
 PART = RunMemory

@@ -108,10 +108,6 @@ class StepShell:
             f" {found.waited_seconds:.6g} s of {found.deadline_seconds:.6g} s\n{found.sentence}"
         )
 
-    def slow(self) -> str:
-        """What users are told."""
-        return self.clock.slow_sentence() or "nothing"
-
     def clock_shows(self) -> str:
         """The step that is timed, and its deadline."""
         limit = self.clock.deadline_seconds

@@ -10,9 +10,9 @@ from support.builders.command_shell import leaves
 from support.predictions import GIB, a_prediction, a_report
 from support.transcripts import Story, stories
 
-from grpo_run.cli.planning.output import print_plan, sentences, verdict
+from grpo_run.cli.planning.output import print_plan, verdict
 from grpo_run.cli.planning.report import as_json
-from grpo_run.runtime.planning.prediction import Fit, PredictedPhase
+from grpo_run.runtime.planning.prediction import PredictedPhase
 
 MIB = 1 << 20
 
@@ -23,10 +23,8 @@ class PlanShell:
     def __init__(self, capsys: pytest.CaptureFixture[str]) -> None:
         self.capsys = capsys
 
-    def plan(self, largest_completion: str = "", **changes: Any) -> str:
+    def plan(self, **changes: Any) -> str:
         """What is printed of a report with these changes, and the widest line."""
-        if largest_completion:
-            changes["largest_completion"] = int(largest_completion)
         print_plan(a_report(**changes))
         text = self.capsys.readouterr().out
         lines = [line for line in text.splitlines() if line.strip()]
@@ -39,12 +37,6 @@ class PlanShell:
     def verdict(self, gpu: str) -> str:
         """Whether the job fits into so many GiB."""
         return verdict(a_report(gpu_bytes=int(float(gpu) * GIB)))
-
-    def near(self, token_bytes: str = "0", pair_bytes: str = "0") -> str:
-        """The sentence on what the peak depends on."""
-        fit = Fit(fixed_bytes=5.0 * GIB, token_bytes=float(token_bytes), pair_bytes=float(pair_bytes))
-        report = a_report(prediction=a_prediction(fits={("backward", 0): fit}))
-        return "\n".join(one for one in sentences(report) if one.startswith("Near"))
 
     def small(self) -> str:
         """A job of a few MiB."""

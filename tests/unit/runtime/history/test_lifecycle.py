@@ -87,15 +87,10 @@ def test_terminal_states_accept_no_event(state: RunState) -> None:
 def test_after_a_fault_only_written_evidence_leads_to_recovery() -> None:
     """Nothing is killed before evidence is written.
 
-    A membership change is no fault, because its ranks are healthy, and neither are ranks that have saved and
-    exited because memory is short.
+    A membership change is no fault, because its ranks are healthy.
     """
     leading = {(old, event) for (old, event), new in TRANSITIONS.items() if new is RunState.recovering}
-    healthy = {
-        (old, event)
-        for old, event in leading
-        if event in (RunEvent.membership_changed, RunEvent.memory_short)
-    }
+    healthy = {(old, event) for old, event in leading if event is RunEvent.membership_changed}
     assert leading - healthy == {(RunState.collecting, RunEvent.evidence_written)}
     assert RunState.collecting not in {old for old, _ in healthy}
     assert {new for (_, event), new in TRANSITIONS.items() if event is RunEvent.fault} == {

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from grpo_run.watchdog.evidence.node_memory import read_gpu_memory, read_node_memory
+from grpo_run.watchdog.evidence._node_memory import read_gpu_memory, read_node_memory
 
 
 class NVMLError(Exception):

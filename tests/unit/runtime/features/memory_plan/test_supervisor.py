@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +13,9 @@ from support.memory_cases import GRPO, facts, planned
 from grpo_run.runtime.call_names import LOOP
 from grpo_run.runtime.features.memory_plan._remedy import Plan
 from grpo_run.runtime.features.memory_plan.events import PART as HISTORY
-from grpo_run.runtime.features.memory_plan.supervisor import EARLY_COMMITS, PART
+from grpo_run.runtime.features.memory_plan.supervisor import PART
 from grpo_run.runtime.history.attempt_files import AttemptFiles
 from grpo_run.runtime.history.history import History
-from grpo_run.runtime.history.recovery import Action
 from grpo_run.runtime.history.reporter import LiveHistory, Reporter
 from grpo_run.runtime.history.run_directory import RunDirectory
 from grpo_run.runtime.launch.config import RunConfig
@@ -24,9 +23,7 @@ from grpo_run.runtime.memory.files import write_facts
 from grpo_run.runtime.supervisor.points import Fault
 from grpo_run.watchdog.causes import Cause
 from grpo_run.watchdog.memory.error_patterns import ErrorSource
-from grpo_run.watchdog.memory.phase_memory import PhaseMemory, RankMemory
 from grpo_run.watchdog.memory.shortage import Figures, MemoryPhase, Shortage
-from grpo_run.watchdog.observation import Phase
 from grpo_run.watchdog.verdict import Verdict
 
 CHANGE = "restart_with_plan_change"
@@ -43,12 +40,6 @@ def out_of_memory(cause: Cause = Cause.gpu_oom) -> Verdict:
             figures=Figures(tried_bytes=2 * GIB, free_bytes=GIB),
         ),
     )  # fmt: skip
-
-
-def after_step(kept_bytes: int) -> RankMemory:
-    """A rank that keeps so much after its optimizer step, and had a much higher peak."""
-    kept = PhaseMemory(allocated_bytes=kept_bytes)
-    return RankMemory(peak_allocated_bytes=10**12, phases={Phase.optimizer: kept})
 
 
 class Supervised:
@@ -74,18 +65,14 @@ class Supervised:
     def plan(self) -> Plan:
         return self.live.history.part(HISTORY).plan
 
-    def fail(
-        self, verdict: Verdict, *, nodes: bool = False, memory: Mapping[int, RankMemory] | None = None
-    ) -> str | None:
+    def fail(self, verdict: Verdict, *, nodes: bool = False) -> str | None:
         """Handle a fault as `faults.py` does; return the action, None if it is not that of the feature."""
         shortage = verdict.shortage.as_json() if verdict.shortage is not None else None
         self.reporter.write(
             event("incident", cause=str(verdict.cause), step=3, train_call=1, shortage=shortage)
         )
-        fault = Fault(
-            verdict=verdict, failed_ranks=(1,), files=AttemptFiles(self.run, 0), on_several_nodes=nodes,
-            read_memory=lambda: memory or {},
-        )  # fmt: skip
+        files = AttemptFiles(self.run, 0)
+        fault = Fault(verdict=verdict, failed_ranks=(1,), files=files, on_several_nodes=nodes)
         answer = self.feature.answer(fault)
         if answer is None:
             return None
@@ -145,25 +132,6 @@ def test_other_faults_are_left_to_the_policy(start: Start, why: str) -> None:
         run.reporter.write(event("train_started", rank=0, step=0, **call))
     cause = Cause.host_oom if "GPU" in why else Cause.gpu_oom
     assert run.fail(out_of_memory(cause), nodes=why == "several nodes") is None
-
-
-def test_memory_that_has_grown_since_a_steady_step_is_freed_by_one_restart(start: Start) -> None:
-    """Not since the first allocations; each rank is compared with itself."""
-    run = start()
-    run.feature.begin_attempt(0)
-    for kept in (10, 300, *([GIB] * EARLY_COMMITS)):
-        run.feature.committed(lambda kept=kept: {0: after_step(9 * GIB), 1: after_step(kept)})
-    assert run.fail(out_of_memory(), memory={1: after_step(3 * GIB)}) == Action.restart
-    assert run.fail(out_of_memory(), memory={1: after_step(3 * GIB)}) == CHANGE
-
-
-@pytest.mark.parametrize("commits", [1, EARLY_COMMITS])
-def test_memory_that_has_not_grown_changes_the_plan(start: Start, commits: int) -> None:
-    """Nor is it known of an attempt that died early."""
-    run = start()
-    for _ in range(commits):
-        run.feature.committed(lambda: {1: after_step(3 * GIB)})
-    assert run.fail(out_of_memory(), memory={1: after_step((3 if commits > 1 else 9) * GIB)}) == CHANGE
 
 
 def test_a_plan_reaches_the_ranks(start: Start) -> None:
