@@ -27,6 +27,7 @@ COMMANDS = {
     "serve": "serve a live page of all runs",
     "top": "show runs and ranks live in the terminal",
     "report": "write a run, or one of its incidents, as an HTML page",
+    "trace": "write a run as a trace for Perfetto",
     "dashboards": "write Grafana dashboards, alert rules and their configuration",
     "stop": "ask a run to save a checkpoint and stop",
     "save": "ask a run to save a checkpoint at the next step",

@@ -273,6 +273,7 @@ OWN_NAMES = (
     "supervisor.1.jsonl",
     "attempts",
     "report.html",
+    "trace.json.gz",
     files.FILE_NAME,
     fencing.RECORD,
     "plan_traces",

@@ -28,7 +28,7 @@ emulate -R ksh -c 'COMP_WORDS=("${typed[@]}"); COMP_CWORD=$((${#typed[@]} - 1));
 printf "%s\\n" "${COMPREPLY[@]}"'
 """
 TAKE_A_RUN = {
-    "resume", "status", "logs", "serve", "top", "report", "stop", "save", "checkpoints", "ledger",
+    "resume", "status", "logs", "serve", "top", "report", "trace", "stop", "save", "checkpoints", "ledger",
     "replay",
 }  # fmt: skip
 Offered = Callable[..., list[str]]

@@ -18,7 +18,7 @@ from grpo_run.runtime.registry import register, registry_folder
 
 Captured = pytest.CaptureFixture[str]
 COMMANDS = (
-    ["status"], ["logs"], ["report", "--format", "md"], ["stop"], ["save"], ["ledger"],
+    ["status"], ["logs"], ["report", "--format", "md"], ["stop"], ["save"], ["trace"], ["ledger"],
     ["checkpoints", "list"], ["resume", "--dry-run"],
 )  # fmt: skip
 
