@@ -15,7 +15,7 @@ from support.chaos import ROOT, read_results
 @pytest.mark.timeout(2000)
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounting needs root")
 def test_ten_faults_are_recovered_as_specified(tmp_path: Path) -> None:
-    command = [sys.executable, "-P", "-m", "support.chaos", "--faults", "10", "--seed", "2"]
+    command = [sys.executable, "-P", "-m", "support.chaos", "--faults", "10", "--seed", "1"]
     ran = subprocess.run(
         [*command, "--work", str(tmp_path)], cwd=ROOT, env={**os.environ, "PYTHONPATH": "tests"}, timeout=1800
     )
