@@ -192,8 +192,8 @@ FAULTS = 12
 APART, FIRST = 4, 4
 """Steps between two faults, with a checkpoint every two, and the step of the first one."""
 STEPS = FIRST + APART * (FAULTS + 1)
-RUNS_WITH_OOM = 3
-"""In one of so many runs memory may run out, after which its weights may be others."""
+RUNS_WITH_OOM, FIRST_WITH_OOM = 4, 2
+"""In one of so many runs memory may run out, after which its weights may be others: of each job in turn."""
 ENDING = tuple(name for name, kind in KINDS.items() if kind.code)
 
 
@@ -241,7 +241,7 @@ def draw(seed: int, number: int) -> Run:
     possible = [
         name for name, kind in KINDS.items()
         if job in kind.jobs and not kind.code and not kind.last
-        and (not kind.may_change or number % RUNS_WITH_OOM == 0)
+        and (not kind.may_change or number % RUNS_WITH_OOM == FIRST_WITH_OOM)
     ]  # fmt: skip
     last = [name for name, kind in KINDS.items() if kind.last and dice.random() < 1 / 4]
     names = [ending, *dice.sample(possible, FAULTS - 1 - len(last))]

@@ -33,6 +33,8 @@ MEMORY_PHASES = {
 """Where memory can run out, by name."""
 STEP_PHASES = {name: phase for name, phase in Phase.__members__.items() if phase is not Phase.startup}
 """Where the other faults can happen, by name: in a step."""
+ENDLESS_SLEEP_SECONDS = 86_400.0
+"""Longer than any deadline: a sleep that ends before one is waited for in the next attempt."""
 ELEMENTS, OTHER_ELEMENTS = 7, 5
 """Sizes of the tensors in matching and in mismatched collectives."""
 
@@ -250,7 +252,7 @@ def require_distributed(context: FaultContext) -> Any:
 
 def _sleep(seconds: float) -> None:
     while math.isinf(seconds):
-        time.sleep(3600.0)
+        time.sleep(ENDLESS_SLEEP_SECONDS)
     time.sleep(seconds)
 
 

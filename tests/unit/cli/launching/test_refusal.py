@@ -63,7 +63,7 @@ def test_the_others_are_told_why_a_host_does_not_come(
     last = capsys.readouterr().err.splitlines()[-1]
     assert said in last
     assert WAITS not in last
-    assert _refused(elsewhere) == {"node1": last.removeprefix("grpo-run: ").rstrip(".")}
+    assert _refused(elsewhere) == {"node1": "was refused: " + last.removeprefix("grpo-run: ").rstrip(".")}
 
 
 def test_a_second_launch_beside_one_that_takes_part_is_not_told(elsewhere: C10dRendezvousBackend) -> None:

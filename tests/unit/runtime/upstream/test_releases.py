@@ -100,7 +100,7 @@ def test_every_name_of_a_trainer_is_watched() -> None:
     no_attribute = {
         trainer_names.INTERNAL_SAVE,  # an argument of `save_model`
         *("completion_mask", "tool_mask", "num_items_in_batch", "old_logps", "advantages", "completion_ids"),
-        *("prompt_ids", "frac_reward_zero_std"),  # keys of a rollout, and of what is logged
+        *("prompt_ids", "prompt_mask", "frac_reward_zero_std"),  # keys of a rollout, and of what is logged
     }
     names = {
         value

@@ -14,6 +14,8 @@ from support.builders.trainers.injections import InjectedRank, Log
 from grpo_run.runtime.features.injections import _faults
 from grpo_run.runtime.upstream import trainer_names
 from grpo_run.watchdog.observation import Phase
+from grpo_run.watchdog.stalls.deadlines import DeadlineSettings
+from grpo_run.watchdog.stalls.deadlines import DeadlineSettings
 
 
 def test_an_injected_exit_has_code_0(log: Log) -> None:
@@ -129,3 +131,8 @@ def test_the_random_state_is_unchanged(log: Log, monkeypatch: pytest.MonkeyPatch
     _faults._ones(3)
     InjectedRank(log, "slow@rank1:step2", "hang@rank1:step3:seconds=1").steps(1, 4)
     assert torch.equal(torch.random.get_rng_state(), before)
+
+
+def test_an_endless_sleep_outlasts_every_deadline() -> None:
+    """Else the next attempt would grant several times its length to anything in the same phase."""
+    assert DeadlineSettings().ceiling_seconds < ENDLESS_SLEEP_SECONDS
