@@ -15,7 +15,6 @@ from grpo_run.runtime.features.injections import _faults
 from grpo_run.runtime.upstream import trainer_names
 from grpo_run.watchdog.observation import Phase
 from grpo_run.watchdog.stalls.deadlines import DeadlineSettings
-from grpo_run.watchdog.stalls.deadlines import DeadlineSettings
 
 
 def test_an_injected_exit_has_code_0(log: Log) -> None:
@@ -135,4 +134,4 @@ def test_the_random_state_is_unchanged(log: Log, monkeypatch: pytest.MonkeyPatch
 
 def test_an_endless_sleep_outlasts_every_deadline() -> None:
     """Else the next attempt would grant several times its length to anything in the same phase."""
-    assert DeadlineSettings().ceiling_seconds < ENDLESS_SLEEP_SECONDS
+    assert DeadlineSettings().ceiling_seconds < _faults.ENDLESS_SLEEP_SECONDS
