@@ -17,6 +17,7 @@ import signal
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from glob import glob
 
 from grpo_run.runtime.features.reward_workers._deadlines import CallClock
 from grpo_run.runtime.features.reward_workers._host import WorkerHost
@@ -32,12 +33,15 @@ from grpo_run.runtime.features.reward_workers.events import FailureKind
 from grpo_run.runtime.processes import usage
 from grpo_run.watchdog.diagnosis.exits import signal_name
 from grpo_run.watchdog.memory.host_reading import anonymous_bytes
+from grpo_run.watchdog.processes import read_file, read_stat
 from grpo_run.watchdog.run_processes.connections import read_connections
 from grpo_run.watchdog.stalls.process_clocks import TreeReading
 
 END_SECONDS = 15.0
 """How long a worker may take to end after it was killed; longer than its keeper waits."""
 START_SECONDS = 60.0
+MAX_LEFT_PROCESSES = 8
+"""A worker that has left more processes than this is replaced, which ends them."""
 
 
 class WorkerHandle:
@@ -54,6 +58,8 @@ class WorkerHandle:
         except OSError:
             self.end()
             raise
+        stat = read_stat(self.pid)
+        self._keeper = stat.parent if stat is not None else 0
         self.functions: set[int] = set()
         self._poll = select.poll()
         self._poll.register(self._tasks, select.POLLIN)
@@ -101,6 +107,14 @@ class WorkerHandle:
     def heartbeat_age(self, now: float) -> float:
         """Return for how long no thread of the worker's interpreter has run; 0 before it has begun."""
         return now - self._beat_at if self._beat_at is not None else 0.0
+
+    def count_left_processes(self) -> int:
+        """Return how many processes the worker has started that still exist, also as orphans or zombies."""
+        keeper = self._keeper
+        count = -1  # the keeper's children include the worker
+        for path in (*glob(f"/proc/{self.pid}/task/*/children"), f"/proc/{keeper}/task/{keeper}/children"):
+            count += len((read_file(path) or b"").split())
+        return max(0, count)
 
     def how_it_ended(self) -> Failure:
         """Return how a worker ended by itself."""
@@ -200,7 +214,8 @@ class WorkerPool:
         try:
             worker = worker or WorkerHandle(self._host)
             reply = self._run(worker, task, clock)
-            if reply.failure is None or reply.failure.kind not in GONE:
+            gone = reply.failure is not None and reply.failure.kind in GONE
+            if not gone and worker.count_left_processes() <= MAX_LEFT_PROCESSES:
                 kept = worker
             return reply
         finally:
