@@ -135,7 +135,7 @@ def _work_directory(kept: str | None) -> Path:
 def _help_parser() -> CommandParser:
     parser = CommandParser(
         prog="grpo-run rehearse",
-        usage="grpo-run rehearse [--for 5m] [--only kill,term] [options of grpo-run launch] SCRIPT.py ...",
+        usage="grpo-run rehearse [--for 10m] [--only kill,term] [options of grpo-run launch] SCRIPT.py ...",
         description=(
             "Run a few steps of the job twice without a fault, then with one fault after another, and compare"
             " the weights. Nothing of the real run is touched. Exit code 0 only if everything held."

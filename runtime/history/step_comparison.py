@@ -192,7 +192,7 @@ def compare(
     if both:
         said.append(
             f"loss, gradient norm, {counted(samples, 'sample')} with rewards and log-probabilities, and"
-            f" {counted(tensors, 'tensor')} after {counted(len(both), 'step')} on"
+            f" {counted(tensors, 'tensor')} after {counted(len(both - {steps.start}), 'step')} on"
             f" {counted(len(ranks), 'rank')}"
         )
     if rank in (None, 0):
