@@ -70,12 +70,13 @@ def _find_mismatch(ranks: ObservedRanks) -> Deadlock | None:
     sequence, group, one, other = min(found)
     here = places[group, sequence]
     stuck = {rank: record for rank, record in here.items() if share_group(one, here[one], rank, record)}
-    # an exited rank may have been aborted by this mismatch: its exit does not tell which rank is at
-    # fault
-    culprits = tuple(rank for rank in sorted(stuck) if ranks.positions[rank].left_early)
+    # one that was aborted by this mismatch is on its way out, or has exited: that does not tell which rank is
+    # at fault, nor where it has called
+    inside = {rank for rank, record in stuck.items() if _is_in(ranks, rank, record)}
+    culprits = tuple(rank for rank in sorted(inside) if ranks.positions[rank].left_early)
     if len(culprits) in (0, len(stuck)):
         culprits = find_culprits(stuck, ranks.records, world_size=len(ranks.world))
-    outside_training = {rank for rank in stuck if ranks.positions[rank].outside_training}
+    outside_training = {rank for rank in inside if ranks.positions[rank].outside_training}
     early = len(outside_training) < len(stuck) and len(culprits) > 0 and outside_training.issuperset(culprits)
     wrong = next((rank for rank in (one, other) if rank in culprits), one)
     right = next(rank for rank in stuck if not can_meet(stuck[wrong], stuck[rank]))
@@ -96,7 +97,11 @@ def _is_held_up(ranks: ObservedRanks, rank: int, here: Collective, other: int) -
     needed = needed_members(rank, here)
     if needed is not None and other not in needed:
         return False
-    return here.on_device or any(here in blocked.collectives for blocked in ranks.blocked[rank])
+    return _is_in(ranks, rank, here)
+
+
+def _is_in(ranks: ObservedRanks, rank: int, here: Collective) -> bool:
+    return here.on_device or any(here in blocked.collectives for blocked in ranks.blocked.get(rank, ()))
 
 
 def _find_circular_wait(ranks: ObservedRanks) -> Deadlock | None:
