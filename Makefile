@@ -119,7 +119,7 @@ gpu: $(STAMP)
 	$(BIN)/python -P benchmarks/gpu.py --output docs/reference/gpu.md
 
 # Faults of 40 kinds in real runs, compared with undisturbed ones, as root: `make chaos FAULTS=200` continues where the last slice has
-# ended (build/chaos), `make chaos SEED=1 CASE=12.3` repeats one fault. 200 took 25 minutes on two busy cores.
+# ended (build/chaos), `make chaos SEED=1 CASE=12.3` repeats one fault. 200 take 8 minutes on two idle cores.
 FAULTS ?= 1000
 SEED ?= 1
 WORK ?= build/chaos

@@ -108,7 +108,7 @@ DOCUMENT = """# Fault campaign
 `make chaos` (`tests/support/chaos.py`) has run them; `make chaos FAULTS=0 TABLE=docs/reference/chaos.md` has
 made this page. Jobs of 2 ranks on CPU and Gloo: GRPO, SFT, and a loop of its own with DDP; {steps} steps, a
 checkpoint every 2, {faults} faults a run at drawn steps, ranks and phases; two runs at a time on a machine of
-2 cores that others use too. `--deadline-floor` is 4 s. What must follow for each kind is in
+2 cores. `--deadline-floor` is 4 s. What must follow for each kind is in
 `tests/support/chaos_faults.py`.
 
 - *Cause* and *rank*: share of right verdicts; where nothing may be taken for a fault, of faults without one.
