@@ -25,6 +25,7 @@ from accelerate.utils import broadcast_object_list
 
 from grpo_run.runtime.errors import AlarmRaised
 from grpo_run.runtime.features.rollout_server._evidence import Differences, Digest, Doubt, HeldWeights, Kind
+from grpo_run.runtime.features.rollout_server._repeating import remembered
 from grpo_run.runtime.features.rollout_server._seeds import CONCURRENT, Seeds
 from grpo_run.runtime.features.rollout_server.events import RolloutMade, SampleOrigin, WeightsSent
 from grpo_run.runtime.features.rollout_server.settings import NAME
@@ -32,7 +33,6 @@ from grpo_run.runtime.history.events import IncidentConfirmed
 from grpo_run.runtime.history.journal import read_newest
 from grpo_run.runtime.history.run_directory import RunDirectory
 from grpo_run.runtime.rank.points import CallPoints
-from grpo_run.runtime.rank.rollouts.repeating import remembered
 from grpo_run.runtime.rank.session import Session
 from grpo_run.runtime.upstream import rollout_names, trainer_names, vllm_names
 from grpo_run.runtime.upstream.patches import wrapped_methods

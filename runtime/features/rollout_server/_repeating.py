@@ -1,7 +1,6 @@
 """Put back what a rollout, or a part of it, has changed, so that it can be made again.
 
-Called by features that repeat a rollout. What a script's own functions remember is not put
-back.
+Called by `_custody.py`. What a script's own functions remember is not put back.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from grpo_run.runtime.rank.rollouts.repeating import remembered
+from grpo_run.runtime.features.rollout_server._repeating import remembered
 
 
 def trainer() -> Any:
