@@ -147,6 +147,8 @@ class FaultHandler:
             starts_over=self._config.may_start_over,
             wrong_settings=usage is not None,
         )
+        if answer is not None and decision is not answer.decision:
+            answer = None  # not taken
         if usage is None and not needs_hosts:
             self._show_traceback(verdict, restart=decision.restarts, stopping=stopping)
         self._act(verdict, decision, answer)
@@ -194,7 +196,7 @@ class FaultHandler:
             )
         )
         self._reporter.write(AttemptEnded(cause=str(verdict.cause), action=str(decision.action)))
-        if answer is not None and decision is answer.decision:
+        if answer is not None:
             answer.act()
 
     def _resolve(
@@ -214,8 +216,7 @@ class FaultHandler:
         if stopping:
             return Resolution(event=RunEvent.stopped, exit_code=stop_code(self._history))
         at_end = EXIT_STOPPED if verdict.cause is Cause.node_lost else EXIT_GAVE_UP
-        answered = answer is not None and decision is answer.decision
-        code = answer.exit_code if answer is not None and answered else at_end
+        code = at_end if answer is None else answer.exit_code
         event = RunEvent.stopped if code == EXIT_STOPPED else RunEvent.gave_up
         said, place = verdict.sentence, verdict.location
         if place is not None and place.short.partition(" ")[0] not in said + decision.reason:
@@ -223,7 +224,7 @@ class FaultHandler:
         word = "Stopped" if code == EXIT_STOPPED else "Gave up"
         sentence = f"{as_sentence(said)} {word}: {as_sentence(decision.reason)}"
         advice = verdict.advice if verdict.shortage is not None else ()
-        leaves = answered and answer is not None and answer.leaves
+        leaves = answer is not None and answer.leaves
         return Resolution(event=event, exit_code=code, sentence=" ".join((sentence, *advice)), leaves=leaves)
 
     def _can_go_back(self, answer: Answer | None) -> bool:
