@@ -209,7 +209,7 @@ class RehearsalRuns:
         self._ranks = max(self._ranks, *(int(rank.removeprefix("rank")) + 1 for rank in seen.traces), 1)
         calls = _events(run, "tool_cancelled")
         changes = {
-            "the memory plan has changed how a step is computed": b'"memory_plan' in run.journal.read_bytes(),
+            "the memory plan has changed how a step is computed": bool(_events(run, "memory_plan_applied")),
             "a sample was left out of the loss": any(one["masked"] for one in calls),
         }
         ended = (f"{one['tool']} was ended after {one['seconds']:g} s" for one in calls)
