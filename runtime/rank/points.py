@@ -18,6 +18,7 @@ from typing import Any, ClassVar, Literal, Protocol, TypeVar
 from grpo_run.runtime.launch.rank_settings import RankSettings
 from grpo_run.runtime.rank.session import Session
 from grpo_run.runtime.rank.trainer_facts import TrainerFacts
+from grpo_run.runtime.upstream import tensor_files
 from grpo_run.runtime.upstream.features import Feature
 from grpo_run.runtime.upstream.patches import Handler, noting, wrapped_methods
 from grpo_run.watchdog.observation import Alarm, EndReason
@@ -52,14 +53,13 @@ class CallPoints:
         forward_passes: called before each forward pass of the trainer's model with its keyword arguments,
             unless it is compiled.
         losses: called with the raw loss of each micro-batch of a trainer.
-        gradient_norms: called with what a trainer's clipping of gradients returns: their norm over all
-            parameters, or None.
         logged: called with the known numbers that the script logs of a step of a loop.
         step_ends: called when the optimizer has taken a step, before the ranks vote on it.
         votes_begin: called when the ranks have begun to vote on a step, for what may take longer.
         steps_over: called when everything of a step is done and logged, before what is due is saved. The vote
             on it may be in progress.
         optimized: whether an optimizer has taken a step in the loop's step that ends.
+        norm: what a trainer's clipping of gradients has returned in the present step: see `gradient_norm`.
         alarm: set by a feature at the end of a step to end the attempt: the ranks agree on it in the vote
             of the step, and all leave before the next optimizer step and before any save.
         common: set by a feature at the end of a step: a number that is the same on all ranks if they compute
@@ -79,12 +79,12 @@ class CallPoints:
     step_begins: list[Step] = field(default_factory=list)
     forward_passes: list[Callable[[Mapping[str, Any]], None]] = field(default_factory=list)
     losses: list[Callable[[Any], None]] = field(default_factory=list)
-    gradient_norms: list[Callable[[Any], None]] = field(default_factory=list)
     logged: list[Callable[[Mapping[str, float]], None]] = field(default_factory=list)
     step_ends: list[Step] = field(default_factory=list)
     votes_begin: list[Step] = field(default_factory=list)
     steps_over: list[Step] = field(default_factory=list)
     optimized: bool = True
+    norm: Any = None
     alarm: Alarm | None = None
     common: int = 0
     agreed: int | None = 0
@@ -98,11 +98,22 @@ class CallPoints:
 
     def read_steps(self) -> None:
         """Pass on losses and gradient norms of the trainer until the call ends."""
+
+        def note_norm(norm: Any) -> None:
+            self.norm = norm
+
         for target, name, notes in (
             (self.trainer, "training_step", self.losses),
-            (self.trainer.accelerator, "clip_grad_norm_", self.gradient_norms),
+            (self.trainer.accelerator, "clip_grad_norm_", [note_norm]),
         ):
             self.hooks.enter_context(wrapped_methods(target, {name: [noting(one) for one in notes]}))
+
+    def gradient_norm(self) -> float | None:
+        """Return the norm of the gradients of the step that ends, over all parameters; None if a trainer does
+        not clip them, and for a loop. It may still be computed on the device, which is waited for once."""
+        if self.norm is not None:
+            self.norm = float(tensor_files.local_part(self.norm))
+        return self.norm
 
     def state(self) -> dict[str, Any]:
         """Return what a checkpoint holds of features."""

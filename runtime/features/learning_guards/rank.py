@@ -29,7 +29,7 @@ from grpo_run.runtime.features.learning_guards.settings import (
 )
 from grpo_run.runtime.rank.points import CallPoints, RankFeature
 from grpo_run.runtime.rank.session import Session
-from grpo_run.runtime.upstream import async_grpo_names, tensor_files, trainer_names
+from grpo_run.runtime.upstream import async_grpo_names, trainer_names
 from grpo_run.watchdog.causes import Cause
 from grpo_run.watchdog.json_values import to_json
 from grpo_run.watchdog.observation import Alarm
@@ -86,10 +86,9 @@ class LoggedSteps:
 class TrainerSteps:
     """What the step of a trainer that is in progress has shown so far."""
 
-    def __init__(self, trainer: Any) -> None:
-        self._trainer = trainer
+    def __init__(self, trainer: Any, points: CallPoints) -> None:
+        self._trainer, self._points = trainer, points
         self._loss_is_finite = True
-        self._norm: Any = None
         self._lengths: dict[str, int] = {}
         self.requests = async_grpo_names.Requests(trainer)
 
@@ -104,16 +103,12 @@ class TrainerSteps:
         if hasattr(loss, "isfinite") and not _is_finite(loss):
             self._loss_is_finite = False
 
-    def note_norm(self, norm: Any) -> None:
-        """Note the norm of the gradient, which may still be computed on the device."""
-        self._norm = norm
-
     def take(self) -> dict[str, float]:
         """Return what the step has shown."""
-        finite, norm = self._loss_is_finite, self._norm
-        self._loss_is_finite, self._norm = True, None
-        if finite and norm is not None:
-            finite = _is_valid_norm(norm)
+        finite, norm = self._loss_is_finite, self._points.gradient_norm()
+        self._loss_is_finite = True
+        if norm is not None:  # DeepSpeed returns -1 for one that is not finite
+            finite &= 0 <= norm < math.inf
         accelerator = self._trainer.accelerator
         # a scaler looks for its scale; without one, DeepSpeed skips such a step too, and its samples would be
         # lost
@@ -139,14 +134,6 @@ def _is_finite(value: Any) -> bool:
     if value.numel() == 1:
         return math.isfinite(value.item())  # on a CPU torch's three operations take 18 µs, this 0.2 µs
     return bool(value.isfinite().all())
-
-
-def _is_valid_norm(norm: Any) -> bool:
-    """Whether a norm is finite. DeepSpeed returns -1 for one that is not."""
-    if not hasattr(norm, "isfinite"):
-        return math.isfinite(norm) and norm >= 0
-    local = tensor_files.local_part(norm)
-    return bool(_is_finite(local)) and bool((local >= 0).all())
 
 
 def seed_of(run_id: str, order: FreshSeeds, group: int) -> int:
@@ -288,10 +275,9 @@ class LearningGuardsPart(RankFeature):
         """Judge the steps of a call or loop."""
         steps: LoggedSteps | TrainerSteps
         if points.trainer is not None:
-            steps = TrainerSteps(points.trainer)
+            steps = TrainerSteps(points.trainer, points)
             points.hooks.enter_context(steps.requests.read())
             points.losses.append(steps.note_loss)
-            points.gradient_norms.append(steps.note_norm)
         else:
             steps = logged = LoggedSteps(session, points)
             points.logged.append(logged.note)

@@ -49,7 +49,7 @@ class StepRecorder:
         self._rollouts: list[list[Sample]] = []
         self._scored: list[tuple[Any, Any, Any]] = []
         self._losses: list[Any] = []
-        self._norm: Any = None
+        self._logged_norm: float | None = None
 
     def begin_step(self, step: int) -> None:
         """Record what a replay has loaded, before its first step."""
@@ -108,11 +108,9 @@ class StepRecorder:
 
     def note_scores(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Note the log-probabilities of a forward pass of which there is a gradient; read after the step."""
-        scores, given = (
-            original(*args, **kwargs),
-            dict(zip(rollout_names.SCORED, args, strict=False)) | kwargs,
-        )
+        scores = original(*args, **kwargs)
         if isinstance(scores, tuple) and scores[0].requires_grad:
+            given = dict(zip(rollout_names.SCORED, args, strict=False)) | kwargs
             ids, mask = (given[name] for name in rollout_names.SCORED[1:])
             self._scored.append((scores[0].detach(), ids, mask))
         return scores
@@ -121,20 +119,16 @@ class StepRecorder:
         """Note what a loop logs of the step."""
         if "loss" in values:
             self._losses = [values["loss"]]
-        self._norm = values.get("grad_norm", self._norm)
+        self._logged_norm = values.get("grad_norm", self._logged_norm)
 
     def note_loss(self, loss: Any) -> None:
         """Note the raw loss of a micro-batch."""
         self._losses.append(loss)
 
-    def note_norm(self, norm: Any) -> None:
-        """Note the norm of the gradient."""
-        self._norm = norm
-
     def end_step(self, step: int) -> None:
         """Record the step."""
         self._write(step)
-        self._rollouts, self._scored, self._losses, self._norm = [], [], [], None
+        self._rollouts, self._scored, self._losses, self._logged_norm = [], [], [], None
         if self._replays:
             self._points.alarm = None  # the run has gone on, or has recorded why it has not
 
@@ -149,6 +143,7 @@ class StepRecorder:
         if self._failed:
             return
         held = list(tensors_of_rank(self._points.models, self._points.present_optimizers()))
+        norm = self._points.gradient_norm() if self._logged_norm is None else self._logged_norm
         names, values = [name for name, _ in held], digests([tensor for _, tensor in held])
         record = StepRecord(
             train_call=self._points.train_call,
@@ -157,7 +152,7 @@ class StepRecorder:
             generations=int(getattr(self._points.trainer, "num_generations", 0)) if self._rollouts else 0,
             scored=[one for scores in self._scored for one in _scored(*scores)],
             loss=_hex(self._losses),
-            grad_norm=_hex([] if self._norm is None else [self._norm]),
+            grad_norm=None if norm is None else norm.hex(),
             names=None if names == self._names else names,
             digests="".join(map(digest_text, values)),
             starts=starts,
@@ -228,7 +223,6 @@ class ReplayPart(RankFeature):
             return
         self._recorder = recorder = StepRecorder(session, points, replay)
         points.losses.append(recorder.note_loss)
-        points.gradient_norms.append(recorder.note_norm)
         scores = {rollout_names.SCORE: [recorder.note_scores]}
         points.hooks.enter_context(wrapped_methods(points.trainer, scores))
         if points.trainer is not None and replay.last_step:

@@ -59,21 +59,15 @@ class Comparison:
         self._told = False
         self._excluded: set[str] | None = None
         self._agreed = 0
-        self._norm: Any = None
         self._norms_agreed: bool | None = False
         """Whether ranks have had the same norm, not 0, in this attempt; None if it is a rank's own."""
-
-    def note_norm(self, norm: Any) -> None:
-        """Note the norm of the gradients, which ranks have reduced."""
-        self._norm = norm
 
     def end_step(self, step: int) -> None:
         """Compare if it is time to, if the script saves after this step, if norms differed in the last vote,
         or if an earlier attempt found a difference here. Collective.
         """
         differed = self._norms_differed()
-        self._points.common = 0 if self._norms_agreed is None else _bits(self._norm)
-        self._norm = None
+        self._points.common = 0 if self._norms_agreed is None else _bits(self._points.gradient_norm())
         if not self._every:
             return
         saves = int(getattr(getattr(self._points.trainer, "state", None), "save_steps", 0) or 0)
@@ -230,10 +224,9 @@ class Comparison:
         )
 
 
-def _bits(norm: Any) -> int:
+def _bits(norm: float | None) -> int:
     """Return the bits of a norm to vote on; 0 for none, and for one that is not finite."""
-    value = 0.0 if norm is None else float(norm)
-    return to_bits(value) if 0 < value < math.inf else 0
+    return to_bits(norm) if norm is not None and 0 < norm < math.inf else 0
 
 
 class ReplicasPart(RankFeature):
@@ -250,7 +243,6 @@ class ReplicasPart(RankFeature):
             return
         told = RankReplicas.model_validate(session.settings.features.get(self.name) or {})
         comparison = Comparison(session, points, every, told)
-        points.gradient_norms.append(comparison.note_norm)
         points.step_ends.append(comparison.end_step)
         points.states.append(comparison)
 

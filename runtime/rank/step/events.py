@@ -143,6 +143,7 @@ class StepEvents:
         self._host_caches.after_step()
         for ends in self._points.step_ends:
             ends(step)
+        self._points.norm = None
         agreed = self._step_vote.start(
             step,
             snapshot=session.is_main and self._saver.cadence.wanted(step),

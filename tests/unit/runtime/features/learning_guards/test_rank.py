@@ -93,6 +93,7 @@ class Call:
             note(logged)
         for ends in self.points.step_ends:
             ends(step)
+        self.points.norm = None
 
     def trains(self, step: int) -> None:
         """Take a step of the trainer."""

@@ -44,10 +44,10 @@ class Rank:
 
     def step(self, number: int, norm: float | None = None) -> None:
         """End a step."""
-        for note in self.points.gradient_norms:
-            note(norm)
+        self.points.norm = norm
         for ends in self.points.step_ends:
             ends(number)
+        self.points.norm = None
 
     def flip(self, position: int = 0) -> None:
         """Change a bit of one element."""
