@@ -202,6 +202,7 @@ class RolloutPoints:
         reward_functions: what is called in place of each reward function, from the inside out.
         agents: what is called in place of each tool of an agent, and of what TRL calls of its environments;
             the last one counts.
+        agent_limit_seconds: of each such call, as the user has given it; None for a learned one.
         leaving: why rows are left out of baseline and loss. The words are labels in the metrics.
         ends: says why completions ended, if a feature ends them.
         hooks: are closed when the trainer has trained.
@@ -215,6 +216,7 @@ class RolloutPoints:
     rewards: list[Handler] = field(default_factory=list)
     reward_functions: list[RewardWrapper] = field(default_factory=list)
     agents: list[AgentWrapper] = field(default_factory=list)
+    agent_limit_seconds: float | None = None
     leaving: list[RowReasons] = field(default_factory=list)
     ends: EndReasons = lambda: None
     hooks: ExitStack = field(default_factory=ExitStack)

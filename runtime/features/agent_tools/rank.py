@@ -49,9 +49,10 @@ class ToolsPart(RankFeature):
         calls = AgentCalls(trainer, session, told, masked=points.facts.rows_can_leave)
         if session.settings.attempt:
             session.notify("repeated steps are equal if tools and environments answer as before")
-        points.agents.append(calls.replaced)
-        points.inputs.append(calls.begin_rollout)
         settings = session.config.of(ToolSettings)
+        points.agents.append(calls.replaced)
+        points.agent_limit_seconds = settings.timeout_seconds
+        points.inputs.append(calls.begin_rollout)
         if settings.timeout_seconds != 0 or settings.infrastructure_errors:
             points.leaving.append(calls.row_reasons)
         points.hooks.enter_context(calls.armed())

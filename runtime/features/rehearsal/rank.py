@@ -73,8 +73,7 @@ class RehearsalPart(RankFeature):
         points.inputs.append(prompts)
         points.reward_functions.append(reward)
         if points.agents:  # of what bounds the calls, which comes before this feature
-            given = session.config.features.get("agent_tools", {}).get("timeout_seconds")
-            rehearsal.note("tools", {"timeout_seconds": given})
+            rehearsal.note("tools", {"timeout_seconds": points.agent_limit_seconds})
         if not points.agents or not rehearsal.tool_hangs:
             return
         begin, bounded = rehearsal.span(trainer.args).rollout_step, points.agents[-1]
