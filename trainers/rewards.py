@@ -21,26 +21,15 @@ docs/guide/rewards.md.
 from __future__ import annotations
 
 import re
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from decimal import Decimal
 from typing import Any, TypeAlias
 
 from grpo_run.runtime.rank.points import whole_batch
 
-__all__ = [
-    "answer_format",
-    "completion_text",
-    "correct_answer",
-    "correct_number",
-    "final_answer",
-    "short_completion",
-    "whole_batch",
-    "xml_format",
-]
+__all__ = ["answer_format", "completion_text", "correct_answer", "final_answer", "whole_batch"]
 
 Completion: TypeAlias = str | Sequence[Mapping[str, Any]]
-RewardFunction: TypeAlias = Callable[..., list[float]]
 
 MARKER = "####"
 
@@ -89,15 +78,10 @@ def correct_answer(completions: Sequence[Completion], answer: Sequence[Any], **c
     Raises:
         ValueError: a reference answer is no number.
     """
-    return _correct(final_answer, completions, answer)
-
-
-def correct_number(completions: Sequence[Completion], answer: Sequence[Any], **columns: Any) -> list[float]:
-    """Return 1 if the last number of the completion equals the reference answer, else 0.
-
-    For answers without a mark, and within tags or `\\boxed{}`. Arguments and errors as of `correct_answer`.
-    """
-    return _correct(_last_number, completions, answer)
+    return [
+        float(final_answer(completion_text(completion)) == _reference(expected))
+        for completion, expected in zip(completions, answer, strict=True)
+    ]
 
 
 def answer_format(completions: Sequence[Completion], **columns: Any) -> list[float]:
@@ -110,40 +94,6 @@ def answer_format(completions: Sequence[Completion], **columns: Any) -> list[flo
     return scores
 
 
-def xml_format(*tags: str) -> RewardFunction:
-    """Return a function: 1 if a completion consists of these elements in this order, else 0.
-
-    Each tag opens and closes once, with text between, and only white space is outside: `<think>...</think>
-    <answer>...</answer>` for `xml_format("think", "answer")`.
-    """
-    assert tags
-    assert len({*tags}) == len(tags)
-
-    def xml_format(completions: Sequence[Completion], **columns: Any) -> list[float]:
-        return [float(_consists_of(tags, completion_text(completion))) for completion in completions]
-
-    return xml_format
-
-
-def short_completion(max_tokens: int) -> RewardFunction:
-    """Return a function that falls linearly with the length: 1 for no token, 0 for `max_tokens` or more."""
-    assert max_tokens > 0
-
-    def short_completion(completion_ids: Sequence[Sequence[int]], **columns: Any) -> list[float]:
-        return [1 - min(len(ids), max_tokens) / max_tokens for ids in completion_ids]
-
-    return short_completion
-
-
-def _correct(
-    read: Callable[[str], Decimal | None], completions: Sequence[Completion], answer: Sequence[Any]
-) -> list[float]:
-    return [
-        float(read(completion_text(completion)) == _reference(expected))
-        for completion, expected in zip(completions, answer, strict=True)
-    ]
-
-
 def _reference(answer: Any) -> Decimal:
     text = str(answer)
     number = final_answer(text if MARKER in text else f"{MARKER} {text}")
@@ -152,25 +102,7 @@ def _reference(answer: Any) -> Decimal:
     return number
 
 
-def _last_number(text: str) -> Decimal | None:
-    found = deque(_numbers(text), maxlen=1)
-    return found[0] if found else None
-
-
 def _numbers(text: str) -> Iterator[Decimal]:
     for match in _NUMBER.finditer(text.replace("−", "-")):
         value = Decimal(match["digits"].replace(",", ""))
         yield -value if match["minus"] or match["inner_minus"] else value
-
-
-def _consists_of(tags: Sequence[str], text: str) -> bool:
-    if any(text.count(mark) != 1 for tag in tags for mark in (f"<{tag}>", f"</{tag}>")):
-        return False
-    for tag in tags:
-        before, _, rest = text.partition(f"<{tag}>")
-        inner, close, text = rest.partition(f"</{tag}>")
-        if before.strip() or not close or not inner.strip():
-            return False
-        if any(f"<{other}>" in inner for other in tags):
-            return False
-    return not text.strip()

@@ -13,15 +13,7 @@ from hypothesis import strategies as st
 from support.transcripts import Story, stories
 
 from grpo_run.trainers.recipes.arithmetic import correct_sum
-from grpo_run.trainers.rewards import (
-    answer_format,
-    completion_text,
-    correct_answer,
-    correct_number,
-    final_answer,
-    short_completion,
-    xml_format,
-)
+from grpo_run.trainers.rewards import answer_format, completion_text, correct_answer, final_answer
 
 
 class RewardShell:
@@ -39,14 +31,6 @@ class RewardShell:
     def format(self, completion: str) -> str:
         """For the format of GSM8K."""
         return score(answer_format([text_of(completion), said(completion)]))
-
-    def number(self, completion: str) -> str:
-        """For the number 1234."""
-        return score(correct_number([text_of(completion)], answer=["1234"]))
-
-    def xml(self, completion: str) -> str:
-        """For two elements."""
-        return score(xml_format("think", "answer")([text_of(completion), said(completion)]))
 
     def final(self, completion: str) -> str:
         """The number after `####`."""
@@ -106,21 +90,12 @@ def test_rewards_can_be_pickled(reward: object) -> None:
 def test_a_reference_is_a_number_in_any_notation(answer: object) -> None:
     """Also a whole solution, as in the column of GSM8K."""
     assert correct_answer(["#### 1234"], answer=[answer]) == [1.0]
-    assert correct_number(["1234"], answer=[answer]) == [1.0]
 
 
 def test_a_reference_that_is_no_number_is_an_error() -> None:
     """A wrong column would otherwise be a reward of 0 for ever."""
     with pytest.raises(ValueError, match="'Paris' is no number"):
         correct_answer(["#### 1"], answer=["Paris"])
-
-
-def test_lengths_are_rewarded_linearly() -> None:
-    """Down to 0 from the limit on."""
-    ids = [[0] * count for count in (0, 60, 80, 90, 100, 120)]
-    assert short_completion(100)(completion_ids=ids, completions=[]) == pytest.approx(
-        [1, 0.4, 0.2, 0.1, 0, 0]
-    )
 
 
 @pytest.mark.parametrize(
@@ -140,14 +115,6 @@ def test_a_conversation_is_the_text_of_its_last_message(completion: Any, text: s
     assert completion_text(completion) == text
 
 
-def test_functions_are_logged_under_names_of_their_own() -> None:
-    """TRL takes `__name__`."""
-    assert [one.__name__ for one in (xml_format("a"), short_completion(9))] == [
-        "xml_format",
-        "short_completion",
-    ]
-
-
 HOSTILE = [
     "1,111" * 20_000, "1," * 50_000, "1,234,567," * 10_000 + "8", "9" * 100_000, "#" * 100_000,
     "#### " * 20_000,
@@ -162,9 +129,7 @@ def test_time_is_linear_in_the_length(text: str) -> None:
     started = time.process_time()
     for mark in ("", "#### ", "<think>"):
         correct_answer([mark + text], answer=["1"])
-        correct_number([mark + text], answer=["1"])
         answer_format([mark + text])
-        xml_format("think", "answer")([mark + text])
         correct_sum([mark + text], total=[1])
     assert time.process_time() - started < 1.0
 
