@@ -196,7 +196,8 @@ def frozen_clock(innermost: PhaseClock, observed: Observed) -> PhaseClock | None
     facts = observed.processes.get(innermost.rank)
     if facts is None or not facts.frozen_seconds:
         return None
-    limit = frozen_deadline_seconds(observed.learned.get(innermost.key), observed.settings)
+    durations = None if facts.stopped else observed.learned.get(innermost.key)
+    limit = frozen_deadline_seconds(durations, observed.settings)
     return replace(
         innermost,
         silent_seconds=facts.frozen_seconds,

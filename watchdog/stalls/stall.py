@@ -28,7 +28,8 @@ class Stall:
     callback in which the first culprit is, "" outside callbacks. `alone` is, for each of several culprits or
     of ranks that all wait, the stall if it is the only one, for a diagnosis that clears the others.
     `lasts_seconds` is how long the phase is known to last without progress; 0 if that is unknown, infinity
-    for a hang that cannot end. `goes_on`: the first culprit makes progress, so its line changes.
+    for a hang that cannot end. `goes_on`: the first culprit makes progress, so its line changes. `stopped`: a
+    signal has stopped the first culprit, so that nothing is learned of its phase.
     """
 
     cause: Cause
@@ -43,6 +44,7 @@ class Stall:
     callback: str = ""
     lasts_seconds: float = 0.0
     goes_on: bool = False
+    stopped: bool = False
     alone: Mapping[int, Stall] = field(default_factory=dict)
 
     @property
@@ -162,7 +164,8 @@ def _describe_culprits(
         place = "outside train()"
     how = "making progress without an end" if first.rule is Rule.endless else "without progress"
     silence = f"{place} for {_seconds(first.silent_seconds)} {how}"
-    if facts is not None and facts.stopped:
+    stopped = facts is not None and facts.stopped
+    if stopped:
         cause = Cause.interpreter_stuck
         subject = f"Rank {first.rank} is stopped (SIGSTOP), {silence}"
     elif facts is not None and facts.heartbeat_late:
@@ -181,7 +184,7 @@ def _describe_culprits(
     if sleeping:
         verb = "is" if len(sleeping) == 1 else "are"
         kernel = f"; {rank_names(sleeping)} {verb} in uninterruptible sleep"
-    basis = _basis(first, durations)
+    basis = _basis(first, None if stopped and first.rule is Rule.frozen else durations)
     return Stall(
         cause=cause,
         culprits=tuple(blamed),
@@ -193,6 +196,7 @@ def _describe_culprits(
         sentence=f"{subject} (deadline {_seconds(first.deadline_seconds)}, {basis}){others}{kernel}.",
         uninterruptible=bool(sleeping),
         goes_on=first.rule is Rule.endless,
+        stopped=stopped,
         alone=_each_alone(culprits, {*waiters, *blamed}, processes, lambda _: durations),
     )
 

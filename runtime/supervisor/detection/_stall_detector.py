@@ -130,7 +130,8 @@ class StallDetector:
         if not confirmed:
             self._next_check_at = now  # confirm at the next scan: one check may see a rank between two phases
             return None
-        self._durations.record_end(stall.key, stall.waited_seconds)
+        if not stall.stopped:
+            self._durations.record_end(stall.key, stall.waited_seconds)
         return HangFinding(stall=stall, began_at_seconds=now - stall.waited_seconds)
 
     def overdue_at(self, slot: Slot, when: float, now: float) -> PhaseClock | None:
