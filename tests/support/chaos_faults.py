@@ -10,7 +10,6 @@ import random
 import signal
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from itertools import pairwise
 
 PHASES = {
     "grpo": ("data", "generate", "reward", "score", "forward_backward", "optimizer", "vote", "checkpoint"),
@@ -246,11 +245,11 @@ def draw(seed: int, number: int) -> Run:
     last = [name for name, kind in KINDS.items() if kind.last and dice.random() < 1 / 4]
     names = [ending, *dice.sample(possible, FAULTS - 1 - len(last))]
     dice.shuffle(names)
-    for index, (name, following) in enumerate(pairwise(names)):
-        # without room in memory a save goes to the disk at once, for some time: the script's save would raise
-        if KINDS[name].room == "memory" and KINDS[following].room:
-            names[index : index + 2] = following, name
-            break
+    # without room in memory saves go to the disk at once, for some time, where they raise if it is full
+    places = [index for index, name in enumerate(names) if KINDS[name].room]
+    memory_last = sorted((names[index] for index in places), key=lambda name: KINDS[name].room == "memory")
+    for index, name in zip(places, memory_last, strict=True):
+        names[index] = name
     cases = []
     for index, name in enumerate([*names, *last]):
         kind, step = KINDS[name], FIRST + APART * index + dice.randrange(2)
