@@ -18,7 +18,6 @@ from grpo_run.runtime.errors import CheckpointError, RunDirectoryError, UsageErr
 from grpo_run.runtime.history.events import CheckpointFailed, CheckpointPublished, StepCommitted
 from grpo_run.runtime.history.history import DECODER, History
 from grpo_run.runtime.history.journal import JournalReader
-from grpo_run.runtime.history.no_trainer_script import NoTrainerScript
 from grpo_run.runtime.history.run_directory import RunDirectory, supervisor_to_ask
 from grpo_run.runtime.launching.reading import run_reader
 
@@ -61,7 +60,7 @@ def main(arguments: Sequence[str]) -> int:
     supervisor_to_ask(run)
     own = run_reader(run).history().no_trainer
     if own.current:
-        print(_nothing_can_be_saved(own))
+        print(f"nothing can be saved: {own.what_trains()}")
         return EXIT_NOT_SAVED
     board = Board.open(run.board, writable=True)
     if seconds is None:
@@ -69,12 +68,6 @@ def main(arguments: Sequence[str]) -> int:
         print(f"requested a checkpoint of the run in {run.path}")
         return 0
     return _save_and_wait(run, board, seconds)
-
-
-def _nothing_can_be_saved(own: NoTrainerScript) -> str:
-    """Return why, if the script trains by itself."""
-    saved = "" if own.checkpoint is None else f"; {own.checkpoint.sentence(time.time())}"
-    return f"nothing can be saved: {own.what_trains()}{saved}"
 
 
 def _save_and_wait(run: RunDirectory, board: Board, seconds: float) -> int:
@@ -102,7 +95,7 @@ def _save_and_wait(run: RunDirectory, board: Board, seconds: float) -> int:
         if ended:
             raise RunDirectoryError(f"the run in {run.path} has ended before it saved the checkpoint")
         if history.no_trainer.current:
-            print(_nothing_can_be_saved(history.no_trainer))
+            print(f"nothing can be saved: {history.no_trainer.what_trains()}")
             return EXIT_NOT_SAVED
         if time.monotonic() >= deadline:
             print(f"no checkpoint is on disk {seconds:g} s after the request{trouble}")

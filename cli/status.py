@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -86,12 +85,10 @@ def print_text(status: RunStatus) -> None:
 
 def _checkpoint(status: RunStatus) -> str:
     """The newest checkpoint of the run, or what is said instead of it."""
-    newest, own = status.history.checkpoint, status.history.no_trainer
+    newest = status.history.checkpoint
     if newest is not None:
         return f"step {newest.step}, {'verified' if newest.verified else 'not verified'}, {newest.path}"
-    if own.checkpoint is not None:
-        return own.checkpoint.sentence(time.time())
-    if own.seen:
+    if status.history.no_trainer.seen:
         return "none: nothing is saved"
     return "none yet" if status.history.exit_code is None else "none"
 

@@ -54,7 +54,7 @@ def main(arguments: Sequence[str]) -> int:
         prog="grpo-run stop",
         description=(
             "Ask a run to save a checkpoint at the next step and exit with 75. A script that trains with no"
-            " Trainer and no loop gets SIGTERM: at once, or after its next Accelerator.save_state."
+            " Trainer and no loop gets SIGTERM at once."
         ),
     )
     parser.add_run()

@@ -119,7 +119,6 @@ class SlotFields:
     votes: int = 0
     cleanup_runs: int = 0
     no_trainer_after: int = 0
-    save_state_calls: int = 0
 
     vote_wait_seconds: float = 0.0
     cleanup_seconds: float = 0.0
@@ -147,9 +146,8 @@ class Slot(SlotFields):
     the native id of the thread that stamps the heartbeat, 0 if unknown; `idle_threads` are those of other
     Python threads that are idle and wake no thread. `writes` counts updates of the slot. `no_trainer_after`
     is 1 more than the `train()` call after which the script took optimizer steps by itself, 0 if it never
-    did. `save_state_calls` counts the beginnings and the ends of the script's `Accelerator.save_state`, so it
-    is odd during one. `ended_*` count the completions that ended for each `EndReason`; `prompt_tokens` counts
-    the tokens of their prompts, whose mean in the last rollout is `prompt_length`.
+    did. `ended_*` count the completions that ended for each `EndReason`; `prompt_tokens` counts the tokens of
+    their prompts, whose mean in the last rollout is `prompt_length`.
     `logged` are the last values that were logged, in the order of `LOGGED_FIELDS`.
     """
 
@@ -223,16 +221,6 @@ class Slot(SlotFields):
         `train()` calls.
         """
         return self.no_trainer_after == self.train_call + 1
-
-    @property
-    def states_saved(self) -> int:
-        """How often the script's `Accelerator.save_state` has returned in this attempt."""
-        return self.save_state_calls // 2
-
-    @property
-    def saves_state(self) -> bool:
-        """Whether the script is inside `Accelerator.save_state`."""
-        return self.save_state_calls % 2 == 1
 
     @property
     def has_returned(self) -> bool:

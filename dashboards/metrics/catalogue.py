@@ -80,12 +80,6 @@ def goodput(run: RunObservation) -> float | None:
     return run.history.goodput(run.wall_seconds if run.status.supervisor_pid else None)
 
 
-def script_checkpoint_age(run: RunObservation) -> float | None:
-    """Seconds since the script has saved its own state, or None."""
-    checkpoint = run.history.no_trainer.checkpoint
-    return None if checkpoint is None else max(0.0, run.wall_seconds - checkpoint.saved_at)
-
-
 def checkpoint_step(run: RunObservation) -> float | None:
     """The step of the last published checkpoint, or None."""
     return None if run.history.checkpoint is None else run.history.checkpoint.step
@@ -317,9 +311,6 @@ RUN_METRICS: tuple[Metric[RunObservation], ...] = (
     gauge("grpo_trains_without_trainer", "boolean", lambda run: run.history.no_trainer.current,
           "1 while the script trains without a Trainer or a loop: its steps are not counted, and nothing is"
           " saved."),
-    gauge("grpo_script_checkpoint_age_seconds", "seconds", script_checkpoint_age,
-          "Time since the script has saved its own state with Accelerator.save_state; absent before the"
-          " first time."),
     counter("grpo_journal_lost_total", "count", lambda run: run.status.journal_lost,
             "Journal writes of the supervisor that failed; if above 0, journal and evidence are incomplete."),
     gauge("grpo_checkpoint_verified", "boolean", checkpoint_verified,

@@ -27,7 +27,6 @@ from grpo_run.watchdog.stalls.awaited import AwaitedRank
 MAGIC = b"GRPOBRD4"
 HEADER_BYTES = 4096
 REQUEST_STOP = 1
-END_RANKS = 2
 FREE_CACHES = 4
 
 # magic, slots, slot bytes, attempt, requests, saves requested, created (ns)
@@ -93,15 +92,6 @@ class BoardHeader:
     def request_stop(self) -> None:
         """Ask the ranks to agree on a step, save and exit. Every vote reads this request."""
         self._set_flag(REQUEST_STOP, True)
-
-    def announce_end(self, announced: bool) -> None:
-        """Tell the ranks whether they are about to be ended: a script's own save does not begin meanwhile."""
-        self._set_flag(END_RANKS, announced)
-
-    @property
-    def ends_ranks(self) -> bool:
-        """Whether the ranks are about to be ended."""
-        return self._has_flag(END_RANKS)
 
     def announce_short_memory(self, short: bool) -> None:
         """Tell the ranks whether memory of the host is short: each frees its caches once, after its next

@@ -83,7 +83,7 @@ def _writer_of(layout: struct.Struct, names: tuple[str, ...]) -> Callable[[mmap.
 _INTEGER_NAMES = tuple(field.name for field in dataclasses.fields(SlotFields) if field.type == "int")
 _FLOAT_NAMES = tuple(field.name for field in dataclasses.fields(SlotFields) if field.type == "float")
 
-INTEGERS = struct.Struct("<7i6QHI")
+INTEGERS = struct.Struct("<7i6QH")
 FLOATS = struct.Struct(f"<{len(_FLOAT_NAMES)}d")
 write_integers = _writer_of(INTEGERS, _INTEGER_NAMES)
 write_floats = _writer_of(FLOATS, _FLOAT_NAMES)

@@ -50,12 +50,7 @@ from grpo_run.runtime.history.events import (
     TrainStarted,
     WarningGiven,
 )
-from grpo_run.runtime.history.no_trainer_script import (
-    NoTrainerScript,
-    ScriptCheckpointSaved,
-    StateSaved,
-    TrainsWithoutTrainer,
-)
+from grpo_run.runtime.history.no_trainer_script import NoTrainerScript, TrainsWithoutTrainer
 from grpo_run.runtime.history.progress import LostCheckpoints, StepTimes, mean_time_between_failures
 from grpo_run.runtime.history.recovery import (
     Checkpoint,
@@ -315,11 +310,6 @@ class History:
             case TrainsWithoutTrainer():
                 if self.no_trainer.apply_noted(event):
                     apply_progress(self.recoveries, event.time)
-            case StateSaved():
-                self.no_trainer.apply_state_saved(event)
-            case ScriptCheckpointSaved():
-                if self.no_trainer.apply_saved(event):
-                    self._reset_budget()
             case MemoryShort():
                 self.memory_shortages += 1
             case RewardCalls():
@@ -556,7 +546,7 @@ EVENTS: tuple[type[Event], ...] = (
     StepCommitted, StepLogged, PhaseLearned, PhaseCosts,
     SnapshotInterval, CheckpointStaged, CheckpointPublished, CheckpointFailed, CheckpointRejected, ModelSaved,
     IncidentConfirmed, ActionChosen,
-    TrainsWithoutTrainer, StateSaved, ScriptCheckpointSaved,
+    TrainsWithoutTrainer,
     MemoryShort,
     RewardCalls,
 )  # fmt: skip

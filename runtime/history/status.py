@@ -114,7 +114,6 @@ class RunStatus:
             "snapshot_step": history.snapshot_step,
             "checkpoint_trouble": history.checkpoint_trouble,
             "trains_without_trainer": history.no_trainer.current,
-            "script_checkpoint": _json_or_none(history.no_trainer.checkpoint),
             "waiting": self._waiting_as_json(),
             "ranks": [self._rank_as_json(local_rank, slot) for local_rank, slot in enumerate(self.slots)],
             "hosts": [to_json(host) for host in self.hosts],

@@ -6,7 +6,6 @@ Called by the status, by the end of a run and by commands. Pure but for a look w
 from __future__ import annotations
 
 import os
-import time
 from pathlib import Path
 
 from grpo_run.runtime.call_names import LOOP
@@ -51,9 +50,7 @@ def summarize(state: str, history: History, exit_code: int | None = None) -> str
     trained = history.counts_steps
     if history.no_trainer.seen and not trained and (exit_code is None or state in ("finished", "stopped")):
         restarts = sum(recovery.action.startswith("restart") for recovery in history.recoveries)
-        return no_trainer_script.summarize(
-            history.no_trainer, state, exit_code, restarts=restarts, now=time.time()
-        )
+        return no_trainer_script.summarize(state, exit_code, restarts=restarts)
     if state == "stopped" and exit_code == EXIT_GAVE_UP and not trained:
         return "Stopped. The same command runs the script from the beginning; nothing is saved."
     if state == "stopped" and exit_code not in (None, EXIT_STOPPED):

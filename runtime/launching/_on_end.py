@@ -87,7 +87,7 @@ def _kill(process: subprocess.Popen[bytes]) -> None:
 SCHEMA = 1
 STATUS_FIELDS = (
     "step", "target_steps", "attempts", "goodput", "checkpoint", "snapshot_step", "trains_without_trainer",
-    "script_checkpoint", "recoveries", "warnings",
+    "recoveries", "warnings",
 )  # fmt: skip
 """Fields of `grpo-run status --json` that say how a run has ended."""
 

@@ -21,13 +21,11 @@ import torch
 from blake3 import blake3
 from torch.distributed.distributed_c10d import PrefixStore
 
-from grpo_run.runtime.checkpoints.completeness import TRAINER_STATE
 from grpo_run.runtime.checkpoints.digests import FileEntry
-from grpo_run.runtime.errors import CheckpointError, NoHeadroomError
+from grpo_run.runtime.errors import NoHeadroomError
 from grpo_run.runtime.rank.gloo_transport import attempt_store
 from grpo_run.runtime.rank.session import CONNECT_SECONDS, Session
 from grpo_run.runtime.snapshots.headroom import least_headroom
-from grpo_run.runtime.snapshots.log_history import composed, read_entries, read_segments
 from grpo_run.runtime.snapshots.parts import Parts, read_parts, record_parts
 from grpo_run.runtime.snapshots.slot import StagedSnapshot, StagingSlot
 from grpo_run.runtime.upstream import process_names
@@ -101,8 +99,8 @@ class HostLink:
         hasher, size_bytes = blake3(), 0
         source: BinaryIO | None = None
         with contextlib.ExitStack() as opened:
-            with contextlib.suppress(OSError, CheckpointError):
-                source = opened.enter_context(_open(slot, staged, name))
+            with contextlib.suppress(OSError):
+                source = opened.enter_context(open(slot.files / staged.folder / name, "rb", buffering=0))
                 size_bytes = source.seek(0, io.SEEK_END)
                 source.seek(0)
             self._send(target, torch.tensor([size_bytes]))
@@ -216,19 +214,6 @@ class HostLink:
         received = torch.empty(size_bytes, dtype=torch.uint8)
         self._group.recv([received], source, 0).wait()
         return received.numpy().tobytes()
-
-
-def _open(slot: StagingSlot, staged: StagedSnapshot, name: str) -> BinaryIO:
-    """Open a file of a checkpoint as it would be on disk: the trainer's state has its log history.
-
-    Raises:
-        OSError, CheckpointError: it cannot be read.
-    """
-    path = slot.files / staged.folder / name
-    segments = read_segments(slot.path) if name == TRAINER_STATE else ()
-    if segments:
-        return io.BytesIO(b"".join(composed(path.read_bytes(), read_entries(slot.path.parent, segments))))
-    return open(path, "rb", buffering=0)
 
 
 def _create(path: Path | None, size_bytes: int) -> BinaryIO:

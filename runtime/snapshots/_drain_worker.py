@@ -6,15 +6,15 @@
 Only this process writes checkpoints for the supervisor, so a file system that hangs blocks nothing else. It
 dies with the supervisor; the next drain deletes partial directories that it leaves. `DrainProcess` is the
 supervisor's side, used by `_drain_requests.py`; `serve` is the process, and `handle_request` drains one
-snapshot. The files are copied as the trainer wrote them into memory; the trainer's state gets its log history
-(`log_history.py`). A snapshot that the script has not
-scheduled goes to a folder of its own in the output directory (`runtime/checkpoints/search.py`). Does not
-choose the snapshot; `drain_scheduler.py` does.
+snapshot. The files are copied as the trainer wrote them into memory; its state gets the line breaks that
+transformers writes. A snapshot that the script has not scheduled goes to a folder of its own in the output
+directory (`runtime/checkpoints/search.py`). Does not choose the snapshot; `drain_scheduler.py` does.
 """
 
 from __future__ import annotations
 
 import errno
+import json
 import multiprocessing
 import os
 import shutil
@@ -53,8 +53,7 @@ from grpo_run.runtime.snapshots._drain_messages import (
 )
 from grpo_run.runtime.snapshots.area import StagingArea
 from grpo_run.runtime.snapshots.headroom import DISK_RESERVE_BYTES, FULL_BYTES
-from grpo_run.runtime.snapshots.log_history import composed, read_entries, read_segments
-from grpo_run.runtime.snapshots.slot import BrokenSnapshotError, StagedSnapshot, StagingSlot
+from grpo_run.runtime.snapshots.slot import COMPACT, BrokenSnapshotError, StagedSnapshot, StagingSlot
 from grpo_run.runtime.upstream import process_names
 from grpo_run.watchdog.text import size_text
 
@@ -137,7 +136,7 @@ def _drain(
     with partial_directory(directory, staged.step) as partial:
         progress = _WrittenBytes(report, partial)
         _copy_tree(trainer_files, partial, progress.add_written)
-        _add_log_history(slot, partial / TRAINER_STATE, progress.add_written)
+        _break_lines(partial / TRAINER_STATE, progress.add_written)
         manifest = write_manifest(partial, staged, progress=progress.repeat)
         publish(partial, final, fence=fence)
     slot.mark_drained()
@@ -207,12 +206,14 @@ def _copy_tree(source: Path, target: Path, add_written: Callable[[int], None]) -
             _copy_mode(Path(folder), copy)
 
 
-def _add_log_history(slot: StagingSlot, path: Path, add_written: Callable[[int], None]) -> None:
-    if segments := read_segments(slot.path):
-        state = path.read_bytes()
-        with open(path, "wb") as writer:
-            for part in composed(state, read_entries(slot.path.parent, segments)):
+def _break_lines(path: Path, add_written: Callable[[int], None]) -> None:
+    """Write a trainer's state as transformers does; its fields are sorted already."""
+    text = path.read_text(encoding="utf-8") if path.exists() else ""
+    if text.startswith(COMPACT):
+        with open(path, "w", encoding="utf-8") as writer:
+            for part in json.JSONEncoder(indent=2).iterencode(json.loads(text)):
                 add_written(writer.write(part))
+            writer.write("\n")
 
 
 def _copy_mode(source: Path, target: Path) -> None:

@@ -8,10 +8,8 @@
         PARTS.json             which parts of a snapshot of several hosts are here
         DRAINED                the snapshot is on disk as a checkpoint
         LOADED                 ranks have resumed from it
-        LOG_HISTORY.json       what `log-history` has of it (`log_history.py`)
         files/checkpoint-N/    the checkpoint, as the trainer wrote it
         spare/                 files of an earlier snapshot, over which the next one is written
-      log-history/             what the trainers have logged, for all slots
       OWNER.json lock          whose area it is, and the lock of the run's supervisor (`ownership`)
       TROUBLE.json             present while checkpoints cannot be written to disk
 

@@ -18,7 +18,7 @@ from grpo_run.runtime.checkpoints.digests import FileEntry
 from grpo_run.runtime.checkpoints.manifest import MANIFEST, read_manifest
 from grpo_run.runtime.errors import CheckpointError
 from grpo_run.runtime.files import write_json
-from grpo_run.runtime.snapshots.slot import PARTS, STAGED, StagedSnapshot, StagingSlot, path_of
+from grpo_run.runtime.snapshots.slot import PARTS, SCHEMA, STAGED, StagedSnapshot, StagingSlot, path_of
 
 
 class Parts(pydantic.BaseModel):
@@ -47,7 +47,9 @@ def read_parts(slot: StagingSlot) -> Parts | None:
     A snapshot that one host has taken is a single part.
     """
     try:
-        return Parts.model_validate_json((slot.path / PARTS).read_bytes())
+        parts = Parts.model_validate_json((slot.path / PARTS).read_bytes())
+        if parts.staged.schema_version == SCHEMA:
+            return parts
     except (OSError, pydantic.ValidationError):
         pass
     try:

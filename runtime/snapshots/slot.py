@@ -16,11 +16,11 @@ from pathlib import Path
 
 import pydantic
 
+from grpo_run.runtime.checkpoints.completeness import TRAINER_STATE
 from grpo_run.runtime.checkpoints.manifest import Identity
 from grpo_run.runtime.checkpoints.search import directory_of, name_of
 from grpo_run.runtime.errors import CheckpointError
 from grpo_run.runtime.files import lock_file, tree_bytes, write_json
-from grpo_run.runtime.snapshots.log_history import LOG_HISTORY, TAIL, read_segments
 
 STAGED = "STAGED.json"
 PREPARED = "STAGED.json.prepared"
@@ -31,7 +31,9 @@ DRAINED = "DRAINED"
 LOADED = "LOADED"
 SPARE_SUFFIXES = frozenset({".pt", ".pth", ".bin", ".safetensors"})
 """Of files that are kept for the next snapshot. Others, such as FSDP's, are never written over."""
-SCHEMA = 1
+SCHEMA = 2
+COMPACT = "\n"
+"""Before a trainer's state without line breaks; the drain worker writes it to disk with them."""
 
 
 class StagedSnapshot(Identity):
@@ -132,7 +134,7 @@ class StagingSlot:
         return staged
 
     def check_complete(self, staged: StagedSnapshot) -> None:
-        """Check that every recorded file is in memory with its size, and that its log history is.
+        """Check that every recorded file is in memory with its size.
 
         Files are not read: memory is trusted as the memory of a process is.
 
@@ -143,19 +145,16 @@ class StagingSlot:
         try:
             folder.stat()
             expected = {folder / name: size_bytes for name, size_bytes in (staged.files or {}).items()}
-            expected |= {self.path.parent / one.path: one.size_bytes for one in read_segments(self.path)}
             for path, size_bytes in expected.items():
                 if (found_bytes := path.stat().st_size) != size_bytes:
                     raise BrokenSnapshotError(f"{path} has {found_bytes} bytes instead of {size_bytes}")
         except OSError as error:
             raise BrokenSnapshotError(f"{error.filename} cannot be read: {error.strerror}") from error
-        except CheckpointError as error:
-            raise BrokenSnapshotError(str(error)) from error
 
     def checkpoint_bytes(self, staged: StagedSnapshot) -> int:
-        """Return how large the checkpoint of the snapshot in this slot is on disk."""
-        log_bytes = sum(segment.text_bytes for segment in read_segments(self.path))
-        return log_bytes + sum(sizes(self.files / staged.folder).values())
+        """Return how large the checkpoint of the snapshot in this slot is on disk at most."""
+        files = sizes(self.files / staged.folder)
+        return sum(files.values()) + files.get(TRAINER_STATE, 0)  # for its line breaks
 
     @property
     def loaded(self) -> bool:
@@ -182,8 +181,6 @@ class StagingSlot:
         (self.path / STAGED).unlink(missing_ok=True)
         (self.path / PREPARED).unlink(missing_ok=True)
         (self.path / DRAINED).unlink(missing_ok=True)
-        (self.path / LOG_HISTORY).unlink(missing_ok=True)
-        (self.path / TAIL).unlink(missing_ok=True)
         if not self.loaded:
             for folder in self.files.glob("*"):
                 shutil.rmtree(self.spare, ignore_errors=True)

@@ -34,6 +34,7 @@ from itertools import takewhile
 from pathlib import Path
 
 from grpo_run.runtime.history.history import History
+from grpo_run.runtime.history.no_trainer_script import RESTART
 from grpo_run.runtime.history.recovery import Action, Decision, Recovery, fails_to_resume, repeats, what_of
 from grpo_run.runtime.launch.config import Budget
 from grpo_run.watchdog.causes import Cause, Origin
@@ -107,11 +108,7 @@ def decide(
             " repeat it"
         )
     trained = history.best_position > (0, 0)
-    if (
-        (trained or history.no_trainer.checkpoint is not None)
-        and _deserves_patience(history, verdict)
-        and budget.failures_without_progress > 0
-    ):
+    if trained and _deserves_patience(history, verdict) and budget.failures_without_progress > 0:
         return _try_patiently(history)
     earlier = history.recoveries[history.recoveries_at_progress : -1]
     same = [recovery for recovery in earlier if recovery.signature == verdict.signature]
@@ -193,8 +190,7 @@ def _over_budget(history: History, budget: Budget) -> Decision | None:
         return None
     since = " without a newer checkpoint"
     if history.no_trainer.seen and history.best_position == (0, 0):
-        own = history.no_trainer.checkpoint
-        since = f"{since} of the script's own" if own else ", and nothing is saved"
+        since = ", and nothing is saved"
     plural = "" if failures == 1 else "s"
     return _stop(f"{failures} failure{plural} in a row{since} (budget {limit})")
 
@@ -264,10 +260,10 @@ def _is_tried_patiently(recovery: Recovery) -> bool:
 
 def start_of(history: History) -> str:
     """Return from where the next attempt of a run continues, as a clause."""
-    calls, own = history.calls, history.no_trainer
+    calls = history.calls
     trained = history.best_position > (0, 0)  # although its calls may not be known on this node
-    if not len(calls) and not trained and own.seen:
-        return own.restart(history.wall.last or 0.0)
+    if not len(calls) and not trained and history.no_trainer.seen:
+        return RESTART
     if not len(calls):
         return "from the checkpoint that rank 0 chooses" if trained else "from the start of the script"
     call = calls.interrupted

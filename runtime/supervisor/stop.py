@@ -2,9 +2,7 @@
 
 A signal handler may only note a request; the supervisor handles it at its next poll. `stop_means.py`
 chooses how ranks are stopped. Ranks of a no-trainer script get SIGTERM, and their own handlers run for a
-bounded time. With `Accelerator.save_state`, no rank is signaled during a save: ranks are told that they are
-about to be ended, so that no further save begins, and are signaled when none is under way. Kills nothing:
-the agent terminates what is left at the deadline.
+bounded time. Kills nothing: the agent terminates what is left at the deadline.
 """
 
 from __future__ import annotations
@@ -13,13 +11,11 @@ import math
 import signal
 from collections.abc import Collection, Mapping
 
-from grpo_run.runtime.board.board import Board
 from grpo_run.runtime.history.history import History
 from grpo_run.runtime.launch.config import Timeouts
 from grpo_run.runtime.processes.ranks import RankGroup
 from grpo_run.runtime.processes.starting import UNNAMED
 from grpo_run.runtime.supervisor.attempt import Attempt
-from grpo_run.runtime.supervisor.no_trainer import is_saving
 from grpo_run.runtime.supervisor.stop_means import (
     StopMeans,
     choose,
@@ -35,8 +31,6 @@ LEAST_STOP_SECONDS = 5.0
 """Time that ranks have for a stop, however short their steps are."""
 STOP_STEPS = 2
 """A stop takes effect within so many steps."""
-AFTER_SAVE_SECONDS = 1.0
-"""Time for what a script does after a save, such as a mark that it is complete."""
 ANNOUNCING = frozenset(number.name for number in signal.Signals) - {number.name for number in UNNAMED}
 """Signals that a scheduler is told to send some time before it sends SIGTERM."""
 SAME_SECONDS = 2.0
@@ -61,8 +55,6 @@ class StopRequest:
         self._said_short = False
         self._handlers_until: float | None = None
         """The deadline after SIGTERM; None until it was sent."""
-        self._announced_at: float | None = None
-        """When the ranks were told that no further save begins."""
 
     @property
     def requested(self) -> bool:
@@ -92,7 +84,7 @@ class StopRequest:
 
     def begin_attempt(self) -> None:
         """A new attempt begins: its ranks have not been signaled."""
-        self._handlers_until = self._announced_at = None
+        self._handlers_until = None
 
     def request(self, now: float, reason: str = "") -> bool:
         """Request the stop. A second request moves the deadline to now.
@@ -146,42 +138,15 @@ class StopRequest:
         )
 
     def poll(
-        self,
-        ranks: RankGroup,
-        board: Board,
-        attempt: Attempt,
-        slots: Mapping[int, Slot | None],
-        *,
-        now: float,
-        saved: bool,
+        self, ranks: RankGroup, attempt: Attempt, slots: Mapping[int, Slot | None], *, now: float
     ) -> bool:
-        """Signal the ranks if it is time for it, and return whether they are to be ended at once.
-
-        Args:
-            saved: the script has just saved its own state.
-        """
+        """Signal the ranks if that ends them, and return whether they are to be ended at once."""
         if not self.requested:
             return False
         means = self.means(attempt, slots)
-        if means is StopMeans.save:
-            self._signal_after_a_save(ranks, board, slots, now=now, saved=saved)
         if means is StopMeans.term and not self.expired(now):
             self.signal(ranks, now)
         return means in (StopMeans.end, StopMeans.term) and not self.signalled
-
-    def _signal_after_a_save(
-        self, ranks: RankGroup, board: Board, slots: Mapping[int, Slot | None], *, now: float, saved: bool
-    ) -> None:
-        """Signal the ranks once they have saved and no further save is under way."""
-        if self._announced_at is not None and is_saving(slots):
-            # it has begun just before it could know, and may need all ranks: let the others enter it
-            self._announced_at = None
-            board.announce_end(False)
-        elif self._announced_at is not None and now - self._announced_at >= AFTER_SAVE_SECONDS:
-            self.signal(ranks, now)
-        elif self._announced_at is None and saved:
-            self._announced_at = now
-            board.announce_end(True)
 
     def signal(self, ranks: RankGroup, now: float) -> None:
         """Send SIGTERM now."""

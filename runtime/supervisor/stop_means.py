@@ -27,8 +27,6 @@ class StopMeans(Enum):
     """SIGTERM, as under torchrun: the script has no `train()` call, and its own handlers may save."""
     exit = "exit"
     """They are left to exit: every script has run its last line, and its threads may still work."""
-    save = "save"
-    """SIGTERM, once the script has saved its state with `Accelerator.save_state` again."""
 
 
 def choose(committed: tuple[int, int], slots: Mapping[int, Slot | None], history: History) -> StopMeans:
@@ -43,7 +41,7 @@ def choose(committed: tuple[int, int], slots: Mapping[int, Slot | None], history
     readings = [slot for slot in slots.values() if slot is not None]
     if not any(slot.state is RankState.training for slot in readings):
         if any(slot.trains_without_trainer for slot in readings):
-            return StopMeans.term if history.no_trainer.checkpoint is None else StopMeans.save
+            return StopMeans.term
         early = (RankState.absent, RankState.starting)
         if committed == (0, 0) and all(slot.state in early for slot in readings):
             return StopMeans.term
@@ -78,11 +76,6 @@ def describe(means: StopMeans, history: History, timeouts: Timeouts, *, training
             "every script has run its last line; its processes are left to exit, for"
             f" {duration_text(timeouts.stop_seconds)} at most (repeat to end them now)"
         )
-    if means is StopMeans.save:
-        return (
-            "stopping when the script has saved its state again, or after"
-            f" {duration_text(timeouts.stop_seconds)} (repeat to stop at once)"
-        )
     if means is StopMeans.term and history.no_trainer.current:
         return (
             "stopping at once by SIGTERM, because nothing is saved without a Trainer or a loop; the script's"
@@ -95,9 +88,7 @@ def stop_code(history: History) -> int:
     """Return the exit code of a stop: 75 only if the same command goes on from something, or a Trainer has
     not begun yet.
     """
-    if uses_no_trainer(history) and history.no_trainer.checkpoint is None:
-        return EXIT_GAVE_UP
-    return EXIT_STOPPED
+    return EXIT_GAVE_UP if uses_no_trainer(history) else EXIT_STOPPED
 
 
 def uses_no_trainer(history: History) -> bool:

@@ -367,7 +367,7 @@ class Supervisor:
                 self._reporter.warn_once(0, "drains", text)
         if (short := self.stop.short_sentence()) is not None:
             self._reporter.warn(None, short)
-        saved = self._no_trainer.poll(slots, self._polled_at, ended=bool(exits))
+        self._no_trainer.poll()
         for exit in exits:
             self.detector.rank_exited(exit.rank)
         self.attempt.exits.add(exits, slots)
@@ -386,7 +386,7 @@ class Supervisor:
                 return self._end(RunEvent.completed, EXIT_FINISHED)
             self._end(RunEvent.stopped, EXIT_STOPPED)
             return Directive.stopped
-        if self.stop.poll(ranks, self.board, self.attempt, slots, now=self._polled_at, saved=saved):
+        if self.stop.poll(ranks, self.attempt, slots, now=self._polled_at):
             return self._end(RunEvent.stopped, stop_code(self.history))
         if self.stop.signalled:
             return Directive.monitor
@@ -490,10 +490,7 @@ class Supervisor:
         endless = self.stop.takes_long(now, self.history.step_seconds()) and self._hangs.outlasted(slots)
         if endless or self.stop.expired(now):
             self._report_slow_stop(ranks)
-            if self.stop.means(self.attempt, slots) is not StopMeans.save:
-                return self._end(RunEvent.stopped, stop_code(self.history))
-            self.stop.signal(ranks, time.monotonic())
-            return Directive.monitor
+            return self._end(RunEvent.stopped, stop_code(self.history))
         finding = self._hangs.poll(slots)
         if (waits := self._advice.waits) is not None:
             phases = {rank: slot.phase if slot is not None else None for rank, slot in slots.items()}

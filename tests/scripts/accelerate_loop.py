@@ -12,7 +12,6 @@ import json
 import os
 import signal
 import sys
-import time
 from pathlib import Path
 
 import torch
@@ -52,13 +51,9 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=12)
     parser.add_argument("--save-every", type=int, default=4)
     parser.add_argument(
-        "--save-seconds", type=float, default=0.0, help="how long rank 0 takes longer to save"
-    )
-    parser.add_argument(
         "--kill-at", type=int, nargs="*", default=(), help="a rank kills itself at each of these steps, once"
     )
     parser.add_argument("--fsdp2", action="store_true")
-    parser.add_argument("--seconds", type=float, default=0.0)
     arguments = parser.parse_args()
     accelerator = Accelerator(cpu=True, fsdp_plugin=fsdp2() if arguments.fsdp2 else None)
     torch.manual_seed(11)
@@ -74,14 +69,7 @@ def main() -> None:
         accelerator.load_state(str(found))
         begin = int(found.name.removeprefix("step_"))
     print(f"begins at {begin}", flush=True)
-
-    def slow(models: object, weights: object, output_dir: str) -> None:
-        if accelerator.is_main_process:
-            time.sleep(arguments.save_seconds)
-
-    accelerator.register_save_state_pre_hook(slow)
     for step in range(begin + 1, arguments.steps + 1):
-        time.sleep(arguments.seconds)
         chosen = accelerator.process_index == step % accelerator.num_processes
         if step in arguments.kill_at and chosen and not (folder / f"killed-{step}").exists():
             (folder / f"killed-{step}").touch()

@@ -84,7 +84,7 @@ WATCHED: dict[str, tuple[str, ...]] = {
     "accelerate.state:AcceleratorState": ("_reset_state",),
     "accelerate.state:GradientState": ("_reset_state",),
     "accelerate.state:PartialState": ("_prepare_backend",),
-    "accelerate.accelerator:Accelerator": ("save_state", "backward", "clip_grad_norm_", "gather"),
+    "accelerate.accelerator:Accelerator": ("backward", "clip_grad_norm_", "gather"),
 }  # fmt: skip
 """By module, or class in a module: functions, methods and attributes."""
 KINDS = {"": "", "Trainer": "transformers.trainer:Trainer"} | {

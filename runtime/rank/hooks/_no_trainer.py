@@ -2,24 +2,18 @@
 
 `watch_optimizer_steps` notices an optimizer step outside both: the earliest certain sign, because
 collectives, models and Accelerators are made before `train()`, too. Torch calls it before each step of each
-optimizer. `watch_state_saving` notices `Accelerator.save_state`, which is progress of the run and what a
-stop waits for. Begin and end of each save are on the board, so that the supervisor ends no rank during one;
-while it is about to end the ranks, a further call waits. Saves inside a guarded `train()` are left alone.
-What follows is for the supervisor to say, and loading the state for the script; no step is changed.
-Installed by `attach.py`.
+optimizer. What follows is for the supervisor to say; no step is changed. Installed by `attach.py`.
 """
 
 from __future__ import annotations
 
-import functools
 import inspect
 import sys
-import time
 from collections.abc import Callable, Collection, Iterator
 from types import FrameType
 from typing import Any
 
-from grpo_run.runtime.history.no_trainer_script import StateSaved, TrainsWithoutTrainer
+from grpo_run.runtime.history.no_trainer_script import TrainsWithoutTrainer
 from grpo_run.runtime.rank.session import Session
 
 CHECKPOINT_PACKAGE = "torch.distributed.checkpoint"
@@ -84,51 +78,3 @@ def _runs(cls: type[Any], running: Collection[int]) -> bool:
     """Whether a method that the class itself defines is among the running code objects, given by identity."""
     methods = (inspect.unwrap(value) for value in vars(cls).values() if inspect.isfunction(value))
     return any(id(getattr(method, "__code__", None)) in running for method in methods)
-
-
-_WRAPPED = "_grpo_run_state_saving"
-HOLD_SECONDS = 10.0
-"""How long a call may wait for the end of the ranks. The supervisor decides within a few tenths of a
-second.
-"""
-HOLD_POLL_SECONDS = 0.02
-
-
-def watch_state_saving(module: Any, session: Session, guarded: Callable[[], bool]) -> None:
-    """Wrap `Accelerator.save_state`. A second call has no effect.
-
-    Args:
-        module: `accelerate.accelerator`.
-        guarded: whether a guarded `train()` call or the loop is running.
-    """
-    original = module.Accelerator.save_state
-    if getattr(original, _WRAPPED, False):
-        return
-
-    @functools.wraps(original)
-    def save_state(self: Any, *args: Any, **kwargs: Any) -> Any:
-        slot = session.slot
-        if not session.is_rank or guarded():
-            return original(self, *args, **kwargs)
-        _wait_while_ranks_are_ended(session)
-        slot.save_state_calls += 1
-        slot.publish()
-        try:
-            saved = original(self, *args, **kwargs)
-        except BaseException:
-            slot.save_state_calls -= 1
-            slot.publish()
-            raise
-        session.journal.write(StateSaved(rank=session.rank, path=str(saved or "")))
-        slot.save_state_calls += 1
-        slot.publish()
-        return saved
-
-    setattr(save_state, _WRAPPED, True)
-    module.Accelerator.save_state = save_state
-
-
-def _wait_while_ranks_are_ended(session: Session) -> None:
-    deadline = time.monotonic() + HOLD_SECONDS
-    while session.board.ends_ranks and time.monotonic() < deadline:
-        time.sleep(HOLD_POLL_SECONDS)

@@ -19,7 +19,7 @@ from grpo_run.runtime.call_names import LOOP
 from grpo_run.runtime.errors import ConfigError
 from grpo_run.runtime.history.events import ModelSaved
 from grpo_run.runtime.rank.hooks._fewer_hosts import keep_batch
-from grpo_run.runtime.rank.hooks._no_trainer import watch_optimizer_steps, watch_state_saving
+from grpo_run.runtime.rank.hooks._no_trainer import watch_optimizer_steps
 from grpo_run.runtime.rank.points import RankFeature
 from grpo_run.runtime.rank.session import Session, current
 from grpo_run.runtime.rank.step.guard import AttemptState, guard_of
@@ -41,13 +41,10 @@ def install_guard(session: Session, features: Sequence[RankFeature] = ()) -> Non
     guard.features = tuple(features)
     for feature in guard.features:
         feature.script_begins(session)
-    for module, watch in (
-        ("torch.optim.optimizer", watch_optimizer_steps),
-        ("accelerate.accelerator", watch_state_saving),
-    ):
-        wrapt.register_post_import_hook(
-            functools.partial(watch, session=session, guarded=lambda: guard.running is not None), module
-        )
+    watch = functools.partial(
+        watch_optimizer_steps, session=session, guarded=lambda: guard.running is not None
+    )
+    wrapt.register_post_import_hook(watch, "torch.optim.optimizer")
     wrapt.register_post_import_hook(functools.partial(wrap_train, guard=guard), "transformers.trainer")
 
 

@@ -151,7 +151,6 @@ def run_train_call(
         contents = TrainerContents(trainer, facts, session, call, exact)
         saver = Saver(contents, session, snapshots=guard.snapshots, collect_vote=step_vote.collect)
         events = StepEvents(session, call.ordinal, step_vote, saver, points, exact.begin_step)
-        hooks.enter_context(contents.log_history.restored())
         control = ControlVote(trainer, session, step_vote.collect)
         hooks.enter_context(control.observed())
         hooks.enter_context(wrapped_methods(trainer, {trainer_names.AFTER_STEP: [control.settle]}))

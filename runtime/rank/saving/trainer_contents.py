@@ -7,23 +7,28 @@ Called by `runtime/rank/hooks/train_call.py`, which makes the trainer's checkpoi
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import functools
+import json
 import os
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
+from transformers import TrainerState
+
 from grpo_run.runtime.checkpoints.manifest import TrainCall
 from grpo_run.runtime.rank.exact.state import ExactState
-from grpo_run.runtime.rank.saving._log_history import LogHistory
+from grpo_run.runtime.rank.saving._spare_files import grant_memory
 from grpo_run.runtime.rank.saving.contents import CheckpointContents, SaveMode, save_mode
 from grpo_run.runtime.rank.saving.saver import Saver
 from grpo_run.runtime.rank.session import Session
 from grpo_run.runtime.rank.trainer_facts import TrainerFacts
 from grpo_run.runtime.snapshots.headroom import is_full
+from grpo_run.runtime.snapshots.slot import COMPACT
 from grpo_run.runtime.upstream import trainer_names
 from grpo_run.runtime.upstream.patches import Handler, override_attributes, wrapped_methods
 from grpo_run.runtime.upstream.process_names import FILTERS_CHANGED
@@ -47,7 +52,6 @@ class TrainerContents(CheckpointContents):
         self._trainer = trainer
         self._exact = exact
         self._save_checkpoint = getattr(trainer, trainer_names.SAVE_CHECKPOINT)
-        self.log_history = LogHistory(session)
         self._to_push = False
 
     @property
@@ -117,7 +121,7 @@ class TrainerContents(CheckpointContents):
             override_attributes(self._trainer.args, save_total_limit=None, save_only_model=False),
             wrapped_methods(self._trainer, {"create_model_card": [self._tolerate_full_disk]}),
             override_attributes(self._trainer, **elsewhere),
-            self.log_history.stored_apart(self._trainer.state, folder),
+            compact(self._trainer.state, folder, self._session.config.snapshot_directory),
             wrapped_methods(self._trainer.state, {"save_to_json": named}),
         ):
             returned = self._save_checkpoint(*args, **kwargs)
@@ -198,6 +202,38 @@ class _UnchangedList(list[Any]):
 
     def append(self, value: Any) -> None:
         """Ignore the value."""
+
+
+@contextmanager
+def compact(state: Any, folder: Path, area: Path | None) -> Iterator[None]:
+    """Within the block, write the trainer's state into a snapshot without line breaks, which is done in C.
+
+    Transformers writes all log entries into each checkpoint, with line breaks. What JSON does not have, such
+    as a tensor, becomes a number, a list or text: transformers would fail where the script saves, but a
+    snapshot is not the script's.
+
+    Args:
+        state: the trainer's; one with a method of its own writes itself.
+        folder: the directory of the checkpoint; outside `area`, nothing changes.
+        area: the staging area.
+    """
+
+    def save(json_path: str) -> None:
+        fields = {field.name: getattr(state, field.name) for field in dataclasses.fields(state)}
+        text = COMPACT + json.dumps(fields, sort_keys=True, default=_plain) + "\n"
+        grant_memory(folder, len(text))
+        Path(json_path).write_text(text, encoding="utf-8")
+
+    staged = area is not None and folder.is_relative_to(area)
+    usual = getattr(type(state), "save_to_json", None) is TrainerState.save_to_json
+    with override_attributes(state, save_to_json=save) if staged and usual else nullcontext():
+        yield
+
+
+def _plain(value: Any) -> Any:
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return dataclasses.asdict(value)
+    return value.tolist() if hasattr(value, "tolist") else repr(value)
 
 
 @contextmanager

@@ -10,7 +10,6 @@ from support.journal import event
 
 from grpo_run.runtime.history.events import CheckpointPublished
 from grpo_run.runtime.history.history import History
-from grpo_run.runtime.history.no_trainer_script import NoTrainerScript, ScriptCheckpoint
 from grpo_run.runtime.history.recovery import Checkpoint, Recovery
 from grpo_run.runtime.history.status import RunStatus
 from grpo_run.runtime.history.wall_states import WallStates
@@ -74,7 +73,6 @@ def make_status() -> Callable[..., RunStatus]:
             reward=0.5, warnings=3,
             checkpoint=Checkpoint(step=5, path="out/checkpoint-5", verified=True),
             snapshot_step=7,
-            no_trainer=NoTrainerScript(checkpoint=ScriptCheckpoint(path="out/state", saved_at=50.0)),
             recoveries=[
                 Recovery(
                     cause="signal", rank=1, step=6, action="restart", detection_seconds=0.25,

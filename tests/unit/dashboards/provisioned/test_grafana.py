@@ -18,7 +18,6 @@ from grpo_run.dashboards.metrics.catalogue import ALL_METRICS, PHASES, RUN_STATE
 NOT_SHOWN = {
     "grpo_supervisor_up": "the state “unknown” says the same",
     "grpo_trains_without_trainer": "an alert rule uses it",
-    "grpo_script_checkpoint_age_seconds": "of scripts without a Trainer only",
     "grpo_rank_state": "phases say more; it is for queries of users",
     "grpo_rank_reward": "the run's reward is shown",
     "grpo_rank_votes_total": "of use with the time of votes only",

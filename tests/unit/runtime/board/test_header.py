@@ -69,7 +69,6 @@ def test_writing_to_a_truncated_board_changes_nothing(board: Board, path: Path, 
     before = path.read_bytes()
     board.request_stop()
     board.request_save()
-    board.announce_end(True)
     board.announce_short_memory(True)
     board.write_awaited(awaited())
     board.publish_disagreement("rank 1 made another call")

@@ -2,7 +2,8 @@
 
 `journal_0_1_0.jsonl` has every event of a real run of version 0.1.0 with a killed rank, each further event
 that version wrote, one that nobody knows, one that was shortened to its header and half a line. The history
-beside it is what version 0.1.0 made of it, without fields that are shown no more.
+beside it is what version 0.1.0 made of it, without fields that are shown no more. What a script saves itself
+was progress then, and is not read any more.
 """
 
 from __future__ import annotations

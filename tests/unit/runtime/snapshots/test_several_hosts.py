@@ -106,6 +106,17 @@ def test_a_snapshot_is_complete_with_its_last_part(
     assert read_parts(slot) is None
 
 
+def test_a_snapshot_of_an_earlier_version_is_not_read(
+    staging: StagingArea, take_part: Callable[..., Parts]
+) -> None:
+    """Its trainer's state has no log history."""
+    slot = staging.slots[0]
+    parts = take_part(slot, 5)
+    earlier = parts.staged.model_copy(update={"schema_version": 1})
+    record_parts(slot, parts.model_copy(update={"staged": earlier}))
+    assert read_parts(slot) is None
+
+
 def test_a_snapshot_of_one_host_is_a_single_part(staging: StagingArea, out: Path) -> None:
     """The next attempt may have more hosts."""
     staged = fill(staging.slots[0], snapshot(out))

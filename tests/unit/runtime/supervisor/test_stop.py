@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from support.journal import as_event, as_events
+from support.journal import as_event
 
-from grpo_run.runtime.board.board import Board
 from grpo_run.runtime.history.history import History
 from grpo_run.runtime.launch.config import Timeouts
 from grpo_run.runtime.processes.ranks import RankGroup
-from grpo_run.runtime.supervisor.stop import AFTER_SAVE_SECONDS, StopRequest
-from grpo_run.watchdog.observation import RankState, Slot
+from grpo_run.runtime.supervisor.stop import StopRequest
 
 
 def test_ranks_have_the_timeout_after_the_first_request_and_no_time_after_a_second() -> None:
@@ -124,67 +120,12 @@ def test_noted_requests_are_taken_once_in_order() -> None:
     assert stop.take_noted() == []
 
 
-class Saving:
-    """A script that trains by itself and has saved its state, a requested stop, and the signals sent."""
-
-    def __init__(self, folder: Path, make_slot: Callable[..., Slot]) -> None:
-        self.board = Board.create(folder / "board.mmap", 1)
-        self.board.request_stop()
-        self.signals = 0
-        self.ranks: Any = SimpleNamespace(alive={0: 1}, request_exit=self._request_exit)
-        events = ({"event": "trains_without_trainer"}, {"event": "script_checkpoint", "path": "out/a"})
-        self.stop = StopRequest(
-            Timeouts(handler_seconds=30.0),
-            History.of(as_events([{"time": 1000.0, **event} for event in events])),
-        )
-        self.stop.request(0.0)
-        self._make_slot = make_slot
-
-    def _request_exit(self) -> None:
-        self.signals += 1
-
-    def poll(self, now: float, calls: int, *, saved: bool = False) -> int:
-        """Poll once, after a number of begun and ended saves; return how often the ranks were signaled."""
-        attempt: Any = SimpleNamespace(committed=(0, 0))
-        slot = self._make_slot(
-            0, state=RankState.starting, train_call=0, step=0, phases=(), no_trainer_after=1,
-            save_state_calls=calls,
-        )  # fmt: skip
-        assert not self.stop.poll(self.ranks, self.board, attempt, {0: slot}, now=now, saved=saved)
-        return self.signals
-
-
-@pytest.fixture
-def saving(tmp_path: Path, make_slot: Callable[..., Slot]) -> Saving:
-    """A stop is requested."""
-    return Saving(tmp_path, make_slot)
-
-
-def test_ranks_are_signaled_a_moment_after_the_next_save(saving: Saving) -> None:
-    """Meanwhile no further save begins."""
-    assert saving.poll(1.0, 2) == 0
-    assert saving.poll(2.0, 3) == 0
-    assert saving.poll(3.0, 4, saved=True) == 0
-    assert saving.board.ends_ranks
-    assert saving.poll(3.0 + AFTER_SAVE_SECONDS / 2, 4) == 0
-    assert saving.poll(3.0 + AFTER_SAVE_SECONDS, 4) == 1
-    assert saving.stop.signalled
-    assert saving.board.requests[0], "the stop is still requested"
-
-
-def test_a_save_that_has_begun_meanwhile_is_completed_by_all_ranks(saving: Saving) -> None:
-    """Ranks that are held would never enter it."""
-    saving.poll(3.0, 4, saved=True)
-    assert saving.poll(3.0 + AFTER_SAVE_SECONDS, 5) == 0
-    assert not saving.board.ends_ranks
-    assert saving.poll(20.0, 5) == 0
-    saving.poll(21.0, 6, saved=True)
-    assert saving.poll(21.0 + AFTER_SAVE_SECONDS, 6) == 1
-
-
-def test_the_wait_for_handlers_ends_with_the_last_rank(saving: Saving) -> None:
+def test_the_wait_for_handlers_ends_with_the_last_rank() -> None:
     """Before their deadline."""
-    saving.stop.signal(saving.ranks, 100.0)
-    assert not saving.stop.handlers_are_over(saving.ranks, 101.0)
-    saving.ranks.alive.clear()
-    assert saving.stop.handlers_are_over(saving.ranks, 101.0)
+    stop = StopRequest(Timeouts(handler_seconds=30.0), History())
+    ranks: Any = SimpleNamespace(request_exit=lambda: None, alive={0: 1})
+    stop.request(100.0)
+    stop.signal(ranks, 100.0)
+    assert not stop.handlers_are_over(ranks, 101.0)
+    ranks.alive.clear()
+    assert stop.handlers_are_over(ranks, 101.0)

@@ -15,7 +15,6 @@ from grpo_run.watchdog.observation import Exit, RankError, RankState, Slot
 
 MakeSlot = Callable[..., Slot]
 OWN = {"event": "trains_without_trainer", "time": 1000.0}
-SAVED = {"event": "script_checkpoint", "time": 1000.0, "path": "out/a"}
 BEGUN = {"event": "run_started", "time": 1000.0, "run": "r"}
 CALL = {
     "event": "train_started", "time": 1000.0, "train_call": 1, "rank": 0, "step": 0, "trainer_class": "T",
@@ -32,8 +31,6 @@ BETWEEN: dict[str, Any] = {"state": RankState.between, "train_call": 1}
     [
         (STARTING, STARTING, [], (0, 0), StopMeans.term),
         (STARTING, ALONE, [OWN], (0, 0), StopMeans.term),
-        (ALONE, ALONE, [OWN, SAVED], (0, 0), StopMeans.save),
-        (STARTING, STARTING, [OWN, SAVED], (0, 0), StopMeans.term),
         ({"step": 0}, {"step": 0}, [CALL], (0, 0), StopMeans.end),
         ({"step": 0, "no_trainer_after": 1}, {"step": 0}, [OWN, CALL], (0, 0), StopMeans.end),
         ({}, {}, [CALL], (1, 7), StopMeans.vote),
@@ -61,8 +58,7 @@ def test_ranks_that_are_not_on_the_board_yet_get_sigterm() -> None:
 
 
 @pytest.mark.parametrize(
-    ("records", "code"),
-    [([], 75), ([OWN], 93), ([OWN, SAVED], 75), ([OWN, CALL], 75), ([CALL, OWN], 75), ([BEGUN], 75)],
+    ("records", "code"), [([], 75), ([OWN], 93), ([OWN, CALL], 75), ([CALL, OWN], 75), ([BEGUN], 75)]
 )
 def test_a_stop_asks_for_a_requeue_only_with_something_to_resume_from(
     records: list[dict[str, Any]], code: int
@@ -95,13 +91,10 @@ def test_the_script_s_code_is_one_that_all_ranks_have_chosen(exits: list[Exit], 
 
 
 def test_what_is_said_names_the_bound() -> None:
-    """It is that of the handlers, or that of the wait for a save."""
+    """It is that of the script's handlers."""
     timeouts = Timeouts(stop_seconds=120.0, handler_seconds=20.0)
     assert "handler has 20 s" in describe(
         StopMeans.term, History.of(as_events([OWN])), timeouts, training=False
-    )
-    assert "after 2 min" in describe(
-        StopMeans.save, History.of(as_events([OWN, SAVED])), timeouts, training=False
     )
     assert "no step has finished" in describe(StopMeans.term, History(), timeouts, training=False)
 

@@ -43,12 +43,9 @@ def assigned(function: ast.FunctionDef) -> set[str]:
 
 
 def test_what_scripts_that_train_by_themselves_call_is_public() -> None:
-    """An optimizer step runs a hook, and accelerate saves a state and returns its directory."""
+    """An optimizer step runs a hook."""
     assert "register_optimizer_step_pre_hook" in sys.modules["torch.optim.optimizer"].__all__
     assert callable(torch.compiler.is_compiling)
-    save = methods("accelerate", "accelerator.py", "Accelerator")["save_state"]
-    assert parameters(save)[:2] == ["self", "output_dir"]
-    assert any(isinstance(node, ast.Return) and node.value is not None for node in ast.walk(save))
 
 
 @pytest.mark.parametrize(
