@@ -32,7 +32,6 @@ from grpo_run.runtime.launch.config import RunConfig
 from grpo_run.runtime.launch.imported_files import digests, read_record
 from grpo_run.runtime.launch.inputs import (
     Inputs,
-    changed_environment,
     changes_of_training,
     changes_of_versions,
     collect,
@@ -218,9 +217,6 @@ def check_inputs(
     said = [*changes, *changes_of_versions(recorded, inputs)]
     if said:
         print(f"grpo-run: changed since the run began: {_listed(said)}")
-    others = changed_environment(recorded, inputs)
-    if others:
-        print(f"grpo-run: environment variables that differ from the last launch: {_listed(others)}")
 
 
 class ChangedFiles:
