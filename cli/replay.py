@@ -47,7 +47,7 @@ from grpo_run.runtime.upstream.tracker_names import SWITCHED_OFF
 
 EXIT_DIFFERENT = 1
 NOT_AGAIN = frozenset({
-    "--inject", "--on-end", "--notify", "--heartbeat-url", "--keep-every", "--on-resume-failure",
+    "--inject", "--on-end", "--notify", "--heartbeat-url", "--keep-every",
     "--require-resume", "--resume-from", "--snapshot-every", "--snapshot-dir", "--metrics-addr",
     "--max-restarts", "--run-dir", "--run-id", "--master-port", "--master_port", "--rdzv-endpoint",
     "--rdzv_endpoint", "--rdzv-id", "--rdzv_id", "--log-dir", "--log_dir", "--log-completions",
