@@ -12,7 +12,7 @@ from pathlib import Path
 
 from grpo_run.cli.command_parser import CommandParser
 from grpo_run.cli.text import print_table
-from grpo_run.cli.which_run import which_run
+from grpo_run.runtime.catalog import find_run
 from grpo_run.runtime.checkpoints.listing import (
     RENAMED_STATES,
     CheckpointEntry,
@@ -93,7 +93,7 @@ def find_directories(target: str | None) -> list[Path]:
         path = Path(target)
         if path.is_dir() and not (path / "run.json").is_file():
             return [path]
-    run = which_run(target)
+    run = find_run(target)
     history = run_reader(run).history()
     if history.checkpoint is None:
         raise UsageError(f"run {run.path.name} has published no checkpoint yet")

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from grpo_run.cli.command_parser import CommandParser
-from grpo_run.cli.which_run import which_run
+from grpo_run.runtime.catalog import find_run
 from grpo_run.runtime.features import modules
 from grpo_run.runtime.launching.reading import run_reader
 
@@ -25,6 +25,6 @@ def main(command: str, arguments: Sequence[str]) -> int:
     parser.add_run()
     module.add_options(parser)
     options = parser.parse_args(arguments)
-    run = which_run(options.run)
+    run = find_run(options.run)
     code: int = module.run(run, run_reader(run).read().history, options)
     return code

@@ -9,8 +9,8 @@ from collections.abc import Iterable, Sequence
 from datetime import datetime
 
 from grpo_run.cli.command_parser import CommandParser
-from grpo_run.cli.which_run import which_run
 from grpo_run.dashboards.rank_logs import LogLine, RankLogs
+from grpo_run.runtime.catalog import find_run
 from grpo_run.runtime.errors import UsageError
 
 POLL_SECONDS = 0.3
@@ -56,7 +56,7 @@ def main(arguments: Sequence[str]) -> int:
     lines = options.lines
     if lines is None and sys.stdout.isatty() and since is None:
         lines = SCREEN_LINES
-    run = which_run(options.run)
+    run = find_run(options.run)
     present = RankLogs(run)
     attempts = present.attempts()
     attempt = options.attempt

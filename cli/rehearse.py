@@ -24,7 +24,7 @@ OWN = ("--for", "--only", "--keep-files", "--free-server")
 SET_HERE = (
     "--run-id", "--run-dir", "--on-end", "--notify", "--heartbeat-url", "--metrics-addr", "--inject",
     "--resume-from", "--show-ranks", "--snapshot-dir", "--fresh", "--strict-faults", "--require-resume",
-    "--accept-change", "--on-resume-failure",
+    "--accept-change",
 )  # fmt: skip
 """Options of the real run that mean nothing to a rehearsal, or that it sets itself."""
 INDENT = 13  # longer than the names of the drills

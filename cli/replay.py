@@ -20,7 +20,7 @@ from typing import Any
 from grpo_run.cli.command_parser import CommandParser
 from grpo_run.cli.launching.command import parse
 from grpo_run.cli.resume import launch_words
-from grpo_run.cli.which_run import which_run
+from grpo_run.runtime.catalog import find_run
 from grpo_run.runtime.checkpoints.digests import verify_digests
 from grpo_run.runtime.checkpoints.manifest import MANIFEST
 from grpo_run.runtime.checkpoints.search import (
@@ -47,7 +47,7 @@ from grpo_run.runtime.upstream.tracker_names import SWITCHED_OFF
 
 EXIT_DIFFERENT = 1
 NOT_AGAIN = frozenset({
-    "--inject", "--on-end", "--notify", "--heartbeat-url", "--keep-every", "--on-resume-failure",
+    "--inject", "--on-end", "--notify", "--heartbeat-url", "--keep-every",
     "--require-resume", "--resume-from", "--snapshot-every", "--snapshot-dir", "--metrics-addr",
     "--max-restarts", "--run-dir", "--run-id", "--master-port", "--master_port", "--rdzv-endpoint",
     "--rdzv_endpoint", "--rdzv-id", "--rdzv_id", "--log-dir", "--log_dir", "--log-completions",
@@ -129,7 +129,7 @@ def main(arguments: Sequence[str]) -> int:
     options = parser.parse_args(arguments)
     if options.shell and not os.isatty(0):
         raise UsageError("--shell needs a terminal as standard input")
-    run = RunDirectory(path=which_run(options.run).path.resolve())
+    run = RunDirectory(path=find_run(options.run).path.resolve())
     recorded = _recorded(run, options.call)
     changes: dict[str, Any] = {}
     if options.drop_sample or options.reward_file:

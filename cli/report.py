@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from grpo_run.cli.command_parser import CommandParser
-from grpo_run.cli.which_run import which_run
+from grpo_run.runtime.catalog import find_run
 from grpo_run.runtime.errors import RunDirectoryError, UsageError
 from grpo_run.runtime.files import replace_file
 
@@ -39,7 +39,7 @@ def main(arguments: Sequence[str]) -> int:
 
     from grpo_run.dashboards.reports import incident_contents, incident_page, run_contents, run_page
 
-    run = which_run(options.run)
+    run = find_run(options.run)
     if options.incident is not None:
         if options.format != "html":
             raise UsageError("an incident is written as HTML only; leave out --format")

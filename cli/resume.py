@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from grpo_run.cli.command_parser import CommandParser
-from grpo_run.cli.which_run import which_run
+from grpo_run.runtime.catalog import find_run
 from grpo_run.runtime.errors import UsageError
 from grpo_run.runtime.history.run_directory import RunDirectory
 from grpo_run.runtime.launch.inputs import Inputs
@@ -36,7 +36,7 @@ def main(arguments: Sequence[str]) -> int:
     )
     parser.add_argument("--dry-run", action="store_true", help="print the command, and start nothing")
     options = parser.parse_args(arguments)
-    run = which_run(options.run)
+    run = find_run(options.run)
     fields = run.read_run()
     owner = run.owner()
     if owner is not None:

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from grpo_run.cli.command_parser import CommandParser
-from grpo_run.cli.which_run import which_run
 from grpo_run.runtime.board.board import Board
+from grpo_run.runtime.catalog import find_run
 from grpo_run.runtime.checkpoints.manifest import read_manifest
 from grpo_run.runtime.errors import CheckpointError, RunDirectoryError, UsageError
 from grpo_run.runtime.history.events import CheckpointFailed, CheckpointPublished, StepCommitted
@@ -56,7 +56,7 @@ def main(arguments: Sequence[str]) -> int:
     seconds = options.wait
     if seconds is not None and not 0 < seconds < float("inf"):
         raise UsageError(f"--wait {seconds:g}: give a number of seconds above 0")
-    run = which_run(options.run)
+    run = find_run(options.run)
     supervisor_to_ask(run)
     own = run_reader(run).history().no_trainer
     if own.current:

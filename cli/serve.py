@@ -9,8 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from grpo_run.cli.command_parser import CommandParser
-from grpo_run.cli.which_run import which_run
-from grpo_run.runtime.catalog import meant_run
+from grpo_run.runtime.catalog import find_run, meant_run
 from grpo_run.runtime.history.run_directory import DEFAULT_ROOT, RunDirectory
 from grpo_run.runtime.registry import token_file
 
@@ -77,7 +76,7 @@ def find(name: str | None) -> tuple[Path, RunDirectory, bool]:
     folder = Path(name) if name is not None else DEFAULT_ROOT
     if not (folder / "run.json").is_file() and (meant := meant_run(folder)) is not None:
         return folder, meant, True
-    return DEFAULT_ROOT, which_run(name), False
+    return DEFAULT_ROOT, find_run(name), False
 
 
 def yield_to_training() -> None:

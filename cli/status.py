@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from grpo_run.cli.command_parser import CommandParser
-from grpo_run.cli.which_run import which_run
 from grpo_run.dashboards.run_facts import memory_of
+from grpo_run.runtime.catalog import find_run
 from grpo_run.runtime.history.status import RunStatus
 from grpo_run.runtime.launching.reading import run_reader
 from grpo_run.watchdog.text import duration_text, place_name, size_text, step_time_text
@@ -22,7 +22,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_run()
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     options = parser.parse_args(arguments)
-    status = run_reader(which_run(options.run)).read()
+    status = run_reader(find_run(options.run)).read()
     if options.json:
         print(json.dumps(status.as_json(), indent=2, ensure_ascii=False))
     else:

@@ -7,8 +7,8 @@ import time
 from collections.abc import Sequence
 
 from grpo_run.cli.command_parser import CommandParser
-from grpo_run.cli.which_run import which_run
 from grpo_run.runtime.board import stop_requests
+from grpo_run.runtime.catalog import find_run
 from grpo_run.runtime.errors import RunDirectoryError
 from grpo_run.runtime.history.run_directory import RunDirectory, supervisor_to_ask
 from grpo_run.runtime.processes.identity import ProcessIdentity
@@ -66,7 +66,7 @@ def main(arguments: Sequence[str]) -> int:
         help="wait until the run has stopped; exit code 1 if it takes longer",
     )
     options = parser.parse_args(arguments)
-    run = which_run(options.run)
+    run = find_run(options.run)
     supervisor = supervisor_to_ask(run)
     print(f"requested a stop of the run in {run.path} (supervisor {request(run, supervisor)})")
     deadline = time.monotonic() + options.wait

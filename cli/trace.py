@@ -9,7 +9,7 @@ from pathlib import Path
 
 from grpo_run.cli.command_parser import CommandParser
 from grpo_run.cli.report import write_report
-from grpo_run.cli.which_run import which_run
+from grpo_run.runtime.catalog import find_run
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -32,7 +32,7 @@ def main(arguments: Sequence[str]) -> int:
 
     from grpo_run.dashboards.reports.trace import read_trace
 
-    run = which_run(options.run)
+    run = find_run(options.run)
     path = options.output or run.path / "trace.json.gz"
     content = json.dumps(read_trace(run), separators=(",", ":")).encode()
     write_report(path, gzip.compress(content, mtime=0) if path.suffix == ".gz" else content)

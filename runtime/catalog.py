@@ -34,20 +34,6 @@ def run_directories(root: Path = DEFAULT_ROOT, folder: Path | None = None) -> li
     return list(found.values())
 
 
-class SeveralRunsError(RunDirectoryError):
-    """A command can mean several runs.
-
-    Args:
-        what: why, as `2 runs are active`.
-        paths: of the runs.
-    """
-
-    def __init__(self, what: str, paths: Sequence[Path]) -> None:
-        super().__init__(f"{what}; name one of {', '.join(map(str, paths))}")
-        self.what = what
-        self.paths = paths
-
-
 def find_run(name: str | None, root: Path = DEFAULT_ROOT) -> RunDirectory:
     """Return the run that a command refers to: by its directory or id, or by what only its id begins with.
 
@@ -57,14 +43,13 @@ def find_run(name: str | None, root: Path = DEFAULT_ROOT) -> RunDirectory:
         root: the folder that contains runs.
 
     Raises:
-        RunDirectoryError: there is no such run.
-        SeveralRunsError: there are several.
+        RunDirectoryError: there is no such run, or several.
     """
     if name is None:
         launched = _launched_last_first(root) or [RunDirectory(path=path) for path in run_directories(root)]
         active = [run.path for run in launched if run.owner() is not None]
         if len(active) > 1:
-            raise SeveralRunsError(f"{len(active)} runs are active", active)
+            raise _several(f"{len(active)} runs are active", active)
         meant = RunDirectory(path=active[0]) if active else meant_run(root)
         if meant is None:
             raise RunDirectoryError(f"no run under {root}/; name a run directory")
@@ -75,13 +60,17 @@ def find_run(name: str | None, root: Path = DEFAULT_ROOT) -> RunDirectory:
         found = [path for path in known if _has_id(path, name)]
         begun = [] if found else [path for path in known if path.name.startswith(name)]
         if len(begun) > 1:
-            raise SeveralRunsError(f"{name} begins the ids of {len(begun)} runs", begun)
+            raise _several(f"{name} begins the ids of {len(begun)} runs", begun)
         found = found or begun
     if not found:
         raise RunDirectoryError(f"{name} is not a run directory (no run.json in it or under {root}/)")
     if len(found) > 1:
-        raise SeveralRunsError(f"{name} is the id of several runs", found)
+        raise _several(f"{name} is the id of several runs", found)
     return RunDirectory(path=found[0])
+
+
+def _several(what: str, paths: Sequence[Path]) -> RunDirectoryError:
+    return RunDirectoryError(f"{what}; name one of {', '.join(map(str, paths))}")
 
 
 def meant_run(folder: Path) -> RunDirectory | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import fields, replace
 
-from grpo_run.cli.launching.display import CommandDisplay, DisplayOptions, output_form
+from grpo_run.cli.launching._display import CommandDisplay, DisplayOptions, output_form
 from grpo_run.cli.launching.options import OptionWords, build_parser, values_of
 from grpo_run.runtime.features import feature_settings
 from grpo_run.runtime.launch.config import DeadlineOptions, RunOptions, Timeouts
@@ -18,11 +18,8 @@ from grpo_run.runtime.launching.request import LaunchOptions, RunRequest
 from grpo_run.runtime.launching.torchrun import TorchrunOptions
 
 
-def parse(arguments: Sequence[str], *, starts_over: int = 0) -> tuple[RunRequest, CommandDisplay]:
+def parse(arguments: Sequence[str]) -> tuple[RunRequest, CommandDisplay]:
     """Return the request, and what shows the run.
-
-    Args:
-        starts_over: above 0 for a new run that follows so many which could not be resumed.
 
     Raises:
         UsageError: an option or its value is wrong; the message is the one line the user sees.
@@ -46,7 +43,6 @@ def parse(arguments: Sequence[str], *, starts_over: int = 0) -> tuple[RunRequest
         features=tuple(one(**given_values(one, given)) for one in feature_settings()),
         output=output_form(),
         typed=tuple(arguments),
-        starts_over=starts_over,
     )
     display = DisplayOptions(**given_values(DisplayOptions, given))
     return request, CommandDisplay(display, brief=given["--show-ranks"] is None)

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from grpo_run.cli.command_parser import CommandParser
-from grpo_run.cli.launching.display import DisplayOptions
+from grpo_run.cli.launching._display import DisplayOptions
 from grpo_run.runtime.errors import UsageError
 from grpo_run.runtime.features import feature_settings
 from grpo_run.runtime.launch.config import DeadlineOptions, RunOptions, Timeouts
@@ -191,7 +191,7 @@ def values_of(options: argparse.Namespace) -> dict[str, Any]:
     return {f"--{name.replace('_', '-')}": value for name, value in vars(options).items()}
 
 
-OF_ACCELERATE = {
+INSTEAD = {
     "--num-processes": "the ranks of this host are --nproc-per-node N",
     "--num-machines": "the number of hosts is --nnodes N",
     "--machine-rank": "the number of this host is --node-rank N",
@@ -203,9 +203,10 @@ OF_ACCELERATE = {
         ("--use-deepspeed", "--use-fsdp", "--deepspeed-config-file", "--zero-stage"),
         "give an --accelerate-config FILE that says so",
     ),
+    "--on-resume-failure": "leave it out; after exit code 93, --fresh starts a new run",
     "--mixed-precision": "set bf16 or fp16 in the script, or give an --accelerate-config FILE",
 }
-"""Options of `accelerate launch`, and what is given here instead."""
+"""Options of `accelerate launch`, and of earlier releases, and what is given here instead."""
 
 
 class OptionWords:
@@ -240,7 +241,7 @@ class OptionWords:
         name = flag.partition("=")[0]
         if not name.startswith("--") or name in self._names:
             return
-        if instead := OF_ACCELERATE.get(name.replace("_", "-")):
+        if instead := INSTEAD.get(name.replace("_", "-")):
             raise UsageError(f"no option {name}; {instead}")
         hint = did_you_mean(name.replace("_", "-"), sorted(self._names), "see grpo-run launch --help")
         raise UsageError(f"no option {name}; {hint}")

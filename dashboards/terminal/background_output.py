@@ -4,7 +4,7 @@ stop the supervisor.
 A terminal that was stopped by Ctrl-S or is in the copy mode of a terminal multiplexer, a pager, and a
 connection that hangs take no more output once a few kilobytes are waiting, for hours. A write would block,
 and with it the recovery from the next fault and the reaction to Ctrl-C. Installed by
-`cli/launching/display.py` for the time of a run; `terminal.py` does not know of it. Does not format. What
+`cli/launching/_display.py` for the time of a run; `terminal.py` does not know of it. Does not format. What
 does not fit is dropped and counted; the journal has it. Output of ranks is left in their files until there is
 room.
 """

@@ -4,7 +4,7 @@ On a terminal the progress line stays at the bottom and long lines are folded. I
 every printed line stays, `PipeSchedule` says when the line is printed (asked twice a second; pure, the
 clock is passed in), every event is one line, and no control codes are written. Events go to
 standard error. Output of ranks is passed on byte for byte where it is not a terminal that takes it, as
-under torchrun. A terminal gets lines, with the rank before each. Made by `cli/launching/display.py`;
+under torchrun. A terminal gets lines, with the rank before each. Made by `cli/launching/_display.py`;
 thread-safe.
 """
 

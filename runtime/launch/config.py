@@ -167,13 +167,6 @@ class RunOptions:
         " this run has a checkpoint of (default: warn, and count it in grpo_resume_mismatches_total)",
     )  # fmt: skip
     """Whether the run ends rather than repeat or leave out work that it has a checkpoint of."""
-    on_resume_failure: str = option(
-        "stop", "--on-resume-failure", group=OptionGroup.run, choices=("stop", "fresh"),
-        help="what follows if the script raises the same exception twice while it resumes: stop ends the run"
-        " with exit code 93; fresh starts a new run, in a new run directory and with new output directories;"
-        " what the old one has written stays",
-    )  # fmt: skip
-    """What follows if the script fails when it resumes: `stop`, or `fresh` for a new run."""
     preload: bool = option(
         True, "--no-preload", group=OptionGroup.run,
         help="start ranks as fresh interpreters (default: fork them from a process that has imported torch,"
@@ -242,8 +235,6 @@ class RunConfig(RunOptions):
         default_factory=dict, repr=False
     )
     """Environment variables of the ranks. Never recorded, because it may hold secrets."""
-    starts_over: int = 0
-    """How many runs of this command before this one could not be resumed."""
     budget: Budget = field(default_factory=Budget)
     timeouts: Timeouts = field(default_factory=Timeouts)
     deadlines: DeadlineSettings = field(default_factory=DeadlineSettings)
@@ -271,12 +262,6 @@ class RunConfig(RunOptions):
                 f"--deadline-ceiling {self.deadlines.ceiling_seconds:g}: must be above --vote-timeout"
                 f" ({self.timeouts.vote_seconds:g} s), because the hang detector watches votes too"
             )
-
-    @property
-    def may_start_over(self) -> bool:
-        """Whether a new run follows if this one cannot be resumed; the restart budget bounds how often in a
-        row."""
-        return self.on_resume_failure == "fresh" and self.starts_over < self.budget.failures_without_progress
 
     def of(self, settings: type[FeatureSettings]) -> FeatureSettings:
         """Return the settings of a feature, with the defaults of what the user has not given.

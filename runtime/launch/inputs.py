@@ -8,9 +8,7 @@ is decided by it. Called by `cli/resume.py` and `runtime/launching/`.
 
 from __future__ import annotations
 
-import hashlib
 import os
-import re
 import subprocess
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
@@ -22,15 +20,6 @@ from grpo_run.runtime.upstream.versions import installed_versions
 
 COMPARED_VARIABLES = ("SEED", "PYTHONHASHSEED", "CUBLAS_WORKSPACE_CONFIG", "NVIDIA_TF32_OVERRIDE")
 """Variables that may change results, by their usual meaning. Their values are recorded."""
-OF_A_LAUNCH = re.compile(
-    r"(LOCAL_|GROUP_|ROLE_)?(RANK|WORLD_SIZE)|ROLE_NAME|(MASTER|TORCHELASTIC|GRPO_RUN|PET)_\w+"
-    r"|(SLURM|PBS|LSB|KUBERNETES|SSH|XDG|WANDB|AWS|GCP|AZURE|VSCODE|TMUX|DBUS|CI|GITHUB|PYTEST)_\w+"
-    r"|CUDA_VISIBLE_DEVICES|HOSTNAME|USER|LOGNAME|HOME|PATH|PWD|OLDPWD|SHLVL|TERM|DISPLAY"
-    r"|TMPDIR|TEMP|TMP|LANG|LC_\w+|HF_HOME|HF_HUB_OFFLINE|HF_DATASETS_OFFLINE|INVOCATION_ID"
-    r"|JOURNAL_STREAM|TMUX|STY|WINDOWID|COLUMNS|LINES|_"
-)
-"""Variables that each launch, terminal or machine sets anew."""
-DIGEST_CHARACTERS = 16
 DISTRIBUTIONS = (
     "torch",
     "transformers",
@@ -51,14 +40,12 @@ class Inputs:
     Attributes:
         files: digests by path.
         variables: values of the variables that are compared.
-        environment: digests of all other variables; their values may be secrets.
         settings: options of the launch that change training.
         versions: of libraries.
     """
 
     files: dict[str, str] = field(default_factory=dict)
     variables: dict[str, str] = field(default_factory=dict)
-    environment: dict[str, str] = field(default_factory=dict)
     settings: dict[str, str] = field(default_factory=dict)
     versions: dict[str, str] = field(default_factory=dict)
 
@@ -90,12 +77,6 @@ def changes_of_training(recorded: Inputs, now: Inputs) -> list[str]:
     return [*found, *_changes(recorded.settings, now.settings)]
 
 
-def changed_environment(recorded: Inputs, now: Inputs) -> list[str]:
-    """Return the names of the other environment variables that differ."""
-    names = sorted(recorded.environment.keys() | now.environment.keys())
-    return [name for name in names if recorded.environment.get(name) != now.environment.get(name)]
-
-
 def changes_of_versions(recorded: Inputs, now: Inputs) -> list[str]:
     """Describe libraries with another version."""
     return list(_changes(recorded.versions, now.versions))
@@ -121,18 +102,9 @@ def collect(
     return Inputs(
         files=digests(files, Path.cwd()),
         variables={name: environment[name] for name in COMPARED_VARIABLES if name in environment},
-        environment={
-            name: _digest(value)
-            for name, value in sorted(environment.items())
-            if name not in COMPARED_VARIABLES and not OF_A_LAUNCH.fullmatch(name)
-        },
         settings={name: str(value) for name, value in settings.items()},
         versions=installed_versions(DISTRIBUTIONS),
     )
-
-
-def _digest(value: str) -> str:
-    return hashlib.sha256(value.encode(errors="surrogateescape")).hexdigest()[:DIGEST_CHARACTERS]
 
 
 def files_named(arguments: Sequence[str]) -> list[Path]:

@@ -92,10 +92,6 @@ def configure(request: RunRequest) -> PreparedLaunch:
     if nodes[1] == 1:  # of several, only the one with rank 0 writes
         for sentence in check_output_directory(request.arguments):
             _warn(sentence)
-    if request.options.on_resume_failure == "fresh" and nodes[1] > 1:
-        raise UsageError(
-            "--on-resume-failure fresh: one node only, because several cannot agree on the new run"
-        )
     ranks = parallelism(elastic, launch.accelerate_config, nodes[0])
     elastic = replace(elastic, nproc_per_node=str(ranks.ranks_per_node))
     if ranks.replaced:
@@ -110,8 +106,7 @@ def configure(request: RunRequest) -> PreparedLaunch:
     location = locate(request, command, nodes[1], secrets.token_hex(TOKEN_BYTES))
     check_resume_from(request.options.resume_from, location.directory, request.arguments)
     config = RunConfig(
-        **{one.name: getattr(request.options, one.name) for one in fields(RunOptions) if one.name != "fresh"},
-        fresh=request.options.fresh or request.starts_over > 0,
+        **{one.name: getattr(request.options, one.name) for one in fields(RunOptions)},
         run_id=location.run_id,
         series=location.series,
         run_directory=location.directory.resolve(),
@@ -125,7 +120,6 @@ def configure(request: RunRequest) -> PreparedLaunch:
         else Budget(failures_without_progress=elastic.max_restarts),
         timeouts=values.timeouts(request.timeouts, handler_seconds(elastic)),
         deadlines=values.deadlines(request.deadlines),
-        starts_over=request.starts_over or location.starts_over,
         output_root=request.output_root,
         features={one.NAME: to_json(one) for one in request.features},
         expected_distributed_type=ranks.expected_distributed_type,

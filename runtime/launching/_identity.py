@@ -32,7 +32,6 @@ from grpo_run.runtime.launch.config import RunConfig
 from grpo_run.runtime.launch.imported_files import digests, read_record
 from grpo_run.runtime.launch.inputs import (
     Inputs,
-    changed_environment,
     changes_of_training,
     changes_of_versions,
     collect,
@@ -48,21 +47,12 @@ MAX_SHOWN_CHARACTERS = 200
 """Of the recorded command in a message."""
 
 
-STARTS_OVER = "starts_over"
-"""Field of `run.json`: how many runs of the command before this one could not be resumed."""
-
-
 class RunLocation(NamedTuple):
     """A run's id and directory. `series` is the id without the number that `--fresh` appends."""
 
     series: str
     run_id: str
     directory: Path
-
-    @property
-    def starts_over(self) -> int:
-        """How many runs before the one in this directory could not be resumed."""
-        return int(RunDirectory(path=self.directory).recorded().get(STARTS_OVER) or 0)
 
 
 def identifying_words(request: RunRequest) -> list[str]:
@@ -85,8 +75,6 @@ def locate(request: RunRequest, command: Sequence[str], nodes: int, token: str) 
     `--run-id`, or with the token.
 
     Args:
-        request: `starts_over` above 0 asks for a new run; in a directory of the user's choice it is in the
-            next one of this name.
         command: the words that identify the run.
         nodes: the largest number of nodes; with several, the node's name is part of the directory's name.
         token: random; part of the id of a new run in a directory of the user's choice.
@@ -95,15 +83,13 @@ def locate(request: RunRequest, command: Sequence[str], nodes: int, token: str) 
         UsageError: the id is not a plain name, the directory belongs to another command, or `--fresh` cannot
             be obeyed.
     """
-    options, fresh, starts_over = request.launch, request.options.fresh, request.starts_over > 0
+    options, fresh = request.launch, request.options.fresh
     # of the script's own name, also if it is started through a link
     base = options.run_id or default_run_id(command[1] if command[0] == "-m" else command[0], command)
     if "/" in base or base in ("", ".", ".."):
         raise UsageError(f"--run-id {base!r}: give a name without slashes")
     if options.run_dir:
-        path, after = _newest_directory(Path(options.run_dir), command)
-        if starts_over:
-            return RunLocation(base, f"{base}-{token}", after)
+        path = Path(options.run_dir)
         recorded = _recorded(RunDirectory(path=path), command, "--run-dir")
         if recorded is not None and fresh:
             raise UsageError(f"--fresh: there is a run in --run-dir {path}; give another directory")
@@ -114,8 +100,7 @@ def locate(request: RunRequest, command: Sequence[str], nodes: int, token: str) 
                     " give one that is new with --run-id, the same on every node"
                 )
             return RunLocation(base, f"{base}-{token}", path)
-        started_over = recorded if path != Path(options.run_dir) else None
-        return RunLocation(base, started_over or options.run_id or recorded or base, path)
+        return RunLocation(base, options.run_id or recorded or base, path)
     suffix = "" if nodes == 1 else f"-{os.uname().nodename}"
     run_id, number = base, 1
     while run := RunDirectory(path=DEFAULT_ROOT / f"{base}-{number + 1}{suffix}").recorded():
@@ -124,25 +109,13 @@ def locate(request: RunRequest, command: Sequence[str], nodes: int, token: str) 
         if run.get("command") == list(command) and run.get("series", base) == base:
             run_id = f"{base}-{number}"
     directory = RunDirectory(path=DEFAULT_ROOT / f"{run_id}{suffix}")
-    if _recorded(directory, command, "--run-id") is not None and (fresh or starts_over):
+    if _recorded(directory, command, "--run-id") is not None and fresh:
         owner = directory.owner()
         if owner is not None:
             raise UsageError(f"--fresh: run {run_id} of this command is running (pid {owner}); stop it first")
         run_id = f"{base}-{number + 1}"
         directory = RunDirectory(path=DEFAULT_ROOT / f"{run_id}{suffix}")
     return RunLocation(base, run_id, directory.path)
-
-
-def _newest_directory(path: Path, command: Sequence[str]) -> tuple[Path, Path]:
-    """Return the directory of the newest run that has started over after the one in `path`, and of the next
-    such run."""
-    newest, number = path, 2
-    while True:
-        after = path.with_name(f"{path.name}-{number}")
-        fields = RunDirectory(path=after).recorded()
-        if fields.get("command") != list(command) or not fields.get(STARTS_OVER):
-            return newest, after
-        newest, number = after, number + 1
 
 
 def _recorded(directory: RunDirectory, command: Sequence[str], option: str) -> str | None:
@@ -218,9 +191,6 @@ def check_inputs(
     said = [*changes, *changes_of_versions(recorded, inputs)]
     if said:
         print(f"grpo-run: changed since the run began: {_listed(said)}")
-    others = changed_environment(recorded, inputs)
-    if others:
-        print(f"grpo-run: environment variables that differ from the last launch: {_listed(others)}")
 
 
 class ChangedFiles:

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from grpo_run.runtime.supervisor.supervisor import Supervisor
 
 ALWAYS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-after_end: list[int] = []
-"""Signals that have arrived after the end of the run: nothing is to be started then."""
 
 
 def stop_signals() -> frozenset[signal.Signals]:
@@ -66,7 +64,6 @@ def note_signals() -> list[int]:
 
     def note(number: int, frame: object) -> None:
         signals.append(number)
-        after_end.append(number)
 
     for number in stop_signals():
         if signal.getsignal(number) is not signal.SIG_IGN:

@@ -1,7 +1,7 @@
 """What shows a run while it lasts: the protocol that `launch` calls, and a display of plain lines.
 
 `grpo-run launch` has one of its own, with a progress line, the output of ranks and a metrics server
-(`cli/launching/display.py`); nothing in `runtime/` knows how a run is drawn.
+(`cli/launching/_display.py`); nothing in `runtime/` knows how a run is drawn.
 """
 
 from __future__ import annotations

@@ -18,14 +18,12 @@ import signal
 import sys
 import threading
 from collections.abc import Iterator
-from dataclasses import replace
 
 import structlog
 
 from grpo_run.runtime.catalog import has_trained
 from grpo_run.runtime.errors import EXIT_FINISHED, EXIT_GAVE_UP, EXIT_USAGE, RunDirectoryError, UsageError
 from grpo_run.runtime.history.history import History
-from grpo_run.runtime.history.recovery import fails_to_resume
 from grpo_run.runtime.history.run_directory import RunDirectory
 from grpo_run.runtime.launch.config import DeadlineOptions, RunOptions, Timeouts
 from grpo_run.runtime.launch.imported_files import renew_record
@@ -34,7 +32,7 @@ from grpo_run.runtime.launching import _staging as staging
 from grpo_run.runtime.launching._configuration import PreparedLaunch, configure
 from grpo_run.runtime.launching._identity import ChangedFiles, check_against_run, check_inputs, inputs_of
 from grpo_run.runtime.launching._on_end import end_record, run_on_end, status_or_none
-from grpo_run.runtime.launching._stop_signals import after_end, note_signals
+from grpo_run.runtime.launching._stop_signals import note_signals
 from grpo_run.runtime.launching.display import Display, LineDisplay
 from grpo_run.runtime.launching.notifications import Notifier
 from grpo_run.runtime.launching.reading import run_reader
@@ -80,7 +78,6 @@ def launch(request: RunRequest, display: Display | None = None, *, exits_after: 
     """
     if threading.current_thread() is not threading.main_thread():
         raise UsageError("launch() handles signals: call it from the main thread")
-    after_end.clear()
     with contextlib.nullcontext() if exits_after else _put_back():
         return _run(configure(request), LineDisplay() if display is None else display)
 
@@ -114,22 +111,9 @@ def _run(prepared: PreparedLaunch, display: Display) -> RunResult:
     except UsageError:
         _discard(directory, made=made)
         raise
-    if result.exit_code == EXIT_GAVE_UP:
-        return replace(result, starts_over=_next_start(prepared, directory))
     if result.exit_code == EXIT_USAGE:
         _discard(directory, made=made)
     return result
-
-
-def _next_start(prepared: PreparedLaunch, directory: RunDirectory) -> int | None:
-    """Return how many runs could not be resumed, if this one could not and a new one is to follow."""
-    if not prepared.config.may_start_over or after_end:
-        return None
-    history = run_reader(directory).history()
-    of_this_launch = len(history.recoveries) > history.recoveries_at_start
-    if not (of_this_launch and fails_to_resume(history.recoveries)):
-        return None
-    return prepared.config.starts_over + 1
 
 
 def _discard(directory: RunDirectory, *, made: bool) -> None:

@@ -86,7 +86,6 @@ class RunRequest:
             that is left out has its defaults.
         output: how the output of shown ranks is shown.
         typed: the words of the command, which `grpo-run resume` starts again; None without a command.
-        starts_over: how many runs before this one could not be resumed, for a new run that follows them.
         output_root: in which calls write, whatever output directories the script names; None for these.
     """
 
@@ -101,7 +100,6 @@ class RunRequest:
     features: tuple[NamedSettings, ...] = ()
     output: Output = Output.lines
     typed: tuple[str, ...] | None = field(default=None, repr=False)
-    starts_over: int = 0
     output_root: Path | None = None
 
 
@@ -115,8 +113,6 @@ class RunResult:
         sentence: how the run ended, as the user is told.
         run_directory: with the journal, logs, incidents and reports.
         status: of the run; None if nothing was supervised, because it had ended before, or it cannot be read.
-        starts_over: `starts_over` of the request of a new run, which is to follow because this one cannot be
-            resumed (`--on-resume-failure fresh`); None if none is.
     """
 
     exit_code: int
@@ -125,4 +121,3 @@ class RunResult:
     run_id: str
     run_directory: Path
     status: RunStatus | None = field(default=None, repr=False)
-    starts_over: int | None = None

@@ -144,7 +144,6 @@ class FaultHandler:
             can_go_back=self._can_go_back(answer),
             answer=answer.decision if answer is not None else None,
             at_once=answer is not None and answer.at_once,
-            starts_over=self._config.may_start_over,
             wrong_settings=usage is not None,
         )
         if answer is not None and decision is not answer.decision:

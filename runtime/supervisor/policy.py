@@ -64,7 +64,6 @@ def decide(
     stopping: bool,
     can_go_back: bool = True,
     answer: Decision | None = None,
-    starts_over: bool = False,
     wrong_settings: bool = False,
     at_once: bool = False,
 ) -> Decision:
@@ -78,7 +77,6 @@ def decide(
         can_go_back: something is left to resume from before the step to which the answer goes back, or
             nothing is saved at all.
         answer: what a feature offers after its own alarm, or if the failure would only repeat.
-        starts_over: a new run follows if this one cannot be resumed.
         wrong_settings: a rank has found an error that the user has to correct.
         at_once: `answer` is taken, whatever follows otherwise.
     """
@@ -96,12 +94,7 @@ def decide(
         return _stop(f"{verdict.final}; a restart would repeat it")
     if fails_to_resume(history.recoveries):
         place = f", at {verdict.location.short}" if verdict.location is not None else ""
-        then = (
-            "a new run starts over"
-            if starts_over
-            else "--on-resume-failure fresh starts over into a new directory"
-        )
-        return _stop(f"this script fails when it resumes{place}; {then}")
+        return _stop(f"this script fails when it resumes{place}; --fresh starts a new run")
     if _is_before_first_step(history, verdict):
         return _stop(
             f"{what_of(verdict.repeat_key)} was raised before the run's first step, so a restart would"

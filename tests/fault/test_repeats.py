@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
-
 import pytest
 from support.runs import SCRIPTS, Run, Runs
 
@@ -41,31 +38,14 @@ def test_a_script_that_fails_before_it_continues_its_call_is_told_apart_too(runs
     assert "this script fails when it resumes, at repeated_faults.py:" in sentence(run)
 
 
-def contents(folder: Path) -> dict[str, tuple[int, int]]:
-    """Every file below a folder, with its size and its time."""
-    return {
-        str(path.relative_to(folder)): (path.stat().st_size, path.stat().st_mtime_ns)
-        for path in folder.rglob("*")
-        if path.is_file()
-    }
-
-
-def test_a_run_that_cannot_be_resumed_starts_over_beside_itself(runs: Runs, tmp_path: Path) -> None:
-    """Exit code 0, and nothing that the first run has written has changed; the same command then finds the
-    new run.
-    """
-    run = launched(runs, "resume", "--on-resume-failure", "fresh", "--snapshot-every", "1", steps=8)
-    run.until_event("run_ended")
-    before = contents(tmp_path / "out")
-    assert any(name.startswith("checkpoint-4") for name in before)
-    run.ended()
-    assert contents(tmp_path / "out") == before
-    assert "fails when it resumes" in run.printed()
-    new = json.loads((tmp_path / "run-2" / "run.json").read_text())
-    assert new["starts_over"] == 1
-    beside = tmp_path / f"out.{new['run_id']}"
-    assert (beside / "model.safetensors").is_file()
-    assert not (tmp_path / "out" / "model.safetensors").exists()
+def test_a_run_that_cannot_be_resumed_says_so_and_fresh_starts_another(runs: Runs) -> None:
+    """In the same output directory; it ends as if there had been no first run."""
+    run = launched(runs, "resume", "--snapshot-every", "1", steps=8)
+    run.ended(93)
+    assert "this script fails when it resumes, at repeated_faults.py:" in sentence(run)
+    assert "--fresh starts a new run" in run.printed()
+    run.directory = run.seen_as = run.folder / "again"
+    run.arguments.insert(0, "--fresh")
     run.start()
     run.ended()
-    assert f"run {new['run_id']} has finished" in run.printed()
+    assert (run.cwd / "out" / "model.safetensors").is_file()

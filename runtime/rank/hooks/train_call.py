@@ -20,6 +20,7 @@ from typing import Any
 
 from transformers import TrainerCallback
 
+from grpo_run.runtime.launch import rehearsal
 from grpo_run.runtime.rank.exact.state import ExactState
 from grpo_run.runtime.rank.hooks._callback import GuardCallback
 from grpo_run.runtime.rank.hooks._control import ControlVote
@@ -28,7 +29,6 @@ from grpo_run.runtime.rank.hooks._resume import RestoredCall
 from grpo_run.runtime.rank.hooks._rollout_hooks import rollouts_hooked
 from grpo_run.runtime.rank.memory_facts import publish_facts
 from grpo_run.runtime.rank.points import CallPoints
-from grpo_run.runtime.rank.resuming import request
 from grpo_run.runtime.rank.resuming.identification import settings_digest
 from grpo_run.runtime.rank.resuming.renamed_weights import restore_renamed_weights
 from grpo_run.runtime.rank.saving.saver import Saver
@@ -116,9 +116,9 @@ def run_train_call(
         AlarmRaised: all ranks agreed to end the attempt.
     """
     session = guard.session
-    chosen = str(trainer.args.output_dir)
-    script_argument = request.script_argument(session.config, chosen, script_argument)
-    trainer.args.output_dir = guard.output_directory(chosen)
+    if rehearsal.current() is not None:
+        script_argument = None  # a checkpoint of the run that is rehearsed
+    trainer.args.output_dir = guard.output_directory(str(trainer.args.output_dir))
     call = guard.begin_call(type(trainer).__qualname__, trainer.args.output_dir)
     facts = TrainerFacts.of(trainer, session.world_size)
     publish_facts(trainer, facts, session)

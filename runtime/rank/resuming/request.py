@@ -1,9 +1,4 @@
-"""Data types of the choice of a checkpoint: what it depends on, and its result.
-
-`output_directory` names where the calls of a run write that has started over, because the run before it
-could not be resumed: beside the directories that the script names, so nothing of the earlier run is
-overwritten or deleted, nor resumed from. Moves no files.
-"""
+"""Data types of the choice of a checkpoint: what it depends on, and its result. Moves no files."""
 
 from __future__ import annotations
 
@@ -16,8 +11,6 @@ from grpo_run.runtime.checkpoints.compatibility import BatchGeometry, NamedShape
 from grpo_run.runtime.checkpoints.manifest import TrainCall, read_manifest
 from grpo_run.runtime.checkpoints.search import FoundCheckpoint
 from grpo_run.runtime.errors import CheckpointError
-from grpo_run.runtime.launch.config import RunConfig
-from grpo_run.runtime.launch.rehearsal import current
 from grpo_run.runtime.rank.resuming.memory import OpenSnapshot
 
 
@@ -138,27 +131,3 @@ class RejectedCheckpoint:
 
 
 ReportRejected = Callable[[RejectedCheckpoint], None]
-
-
-def output_directory(config: RunConfig, chosen: str) -> str:
-    """Return where a call writes: in the directory that the script names, or beside it if the run has
-    started over."""
-    if (rehearsal := current()) is not None:
-        chosen = rehearsal.redirected(chosen)
-    suffix = _suffix(config)
-    return chosen if chosen.endswith(suffix) else f"{chosen.rstrip('/')}{suffix}"
-
-
-def script_argument(config: RunConfig, chosen: str, argument: str | bool | None) -> str | bool | None:
-    """Return the script's `resume_from_checkpoint`; None if it means a checkpoint in the directory that is
-    left alone, or of the run that is rehearsed."""
-    if argument and current() is not None:
-        return None
-    if not config.starts_over or not argument:
-        return argument
-    left = Path(chosen.removesuffix(_suffix(config))).resolve()
-    return None if argument is True or left in Path(argument).resolve().parents else argument
-
-
-def _suffix(config: RunConfig) -> str:
-    return f".{config.run_id}" if config.starts_over else ""

@@ -13,8 +13,8 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 from grpo_run.runtime.checkpoints.manifest import TrainCall
+from grpo_run.runtime.launch import rehearsal
 from grpo_run.runtime.rank.points import RankFeature
-from grpo_run.runtime.rank.resuming import request
 from grpo_run.runtime.rank.resuming.hosts import Recovered, recover
 from grpo_run.runtime.rank.session import Session
 from grpo_run.runtime.rank.step.step_vote import UserRequests
@@ -54,7 +54,8 @@ class AttemptState:
         root = self.session.config.output_root
         if root is not None:  # of a replay, where each call has its own
             return str(root / f"call-{self._train_calls + 1}")
-        return request.output_directory(self.session.config, chosen)
+        rehearsed = rehearsal.current()
+        return chosen if rehearsed is None else rehearsed.redirected(chosen)
 
     def begin_call(self, trainer_class: str, output_dir: str | os.PathLike[str]) -> TrainCall:
         """Number the next call by its position, and warn if an earlier call used the same directory.

@@ -121,10 +121,10 @@ class CommandShell:
             *[f"exit code {code}"] * bool(code), *(f"{way} {json.dumps(one)}" for way, one in leaves(value))
         )
 
-    def parse(self, text: str, *names: str, starts_over: str = "0") -> str:
+    def parse(self, text: str, *names: str) -> str:
         """Parse a command of `launch`; show these fields."""
         try:
-            made = prepare(shlex.split(text), starts_over=int(starts_over))
+            made = prepare(shlex.split(text))
         except UsageError as error:
             return self.shown(f"refused: {error}")
         found = {name: _at(made, name) for name in names}
@@ -144,9 +144,9 @@ class CommandShell:
         changed = {name: getattr(job, name) for name in names if getattr(job, name) != getattr(usual, name)}
         return self.shown(" ".join(f"{name}={one!r}" for name, one in changed.items()) or "the usual job")
 
-    def record(self, text: str, code: str = "", starts_over: str = "0") -> str:
+    def record(self, text: str, code: str = "") -> str:
         """Let the run of this command exist, and end with this code; show its id."""
-        config = prepare(shlex.split(text), starts_over=int(starts_over)).config
+        config = prepare(shlex.split(text)).config
         run = RunDirectory(path=config.run_directory)
         run.create()
         run.write_run(config.as_json())

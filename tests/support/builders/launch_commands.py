@@ -11,9 +11,9 @@ from grpo_run.runtime.errors import UsageError
 from grpo_run.runtime.launching._configuration import PreparedLaunch, configure
 
 
-def prepare(words: Sequence[str], *, starts_over: int = 0) -> PreparedLaunch:
+def prepare(words: Sequence[str]) -> PreparedLaunch:
     """Parse and check a command."""
-    request, _ = parse(words, starts_over=starts_over)
+    request, _ = parse(words)
     return configure(request)
 
 

@@ -1,12 +1,7 @@
-"""Which run a command is about: one rule for all of them, and a question where several are active."""
+"""Which run a command is about: one rule for all of them."""
 
 from __future__ import annotations
 
-import os
-import pty
-import subprocess
-import sys
-from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -33,7 +28,7 @@ def make(path: Path) -> RunDirectory:
 
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
 def test_every_command_lists_the_active_runs(here: Path, command: list[str], capsys: Captured) -> None:
-    """Where nobody can be asked, with exit code 2."""
+    """With exit code 2."""
     with ExitStack() as held:
         for name in ("one", "two"):
             held.enter_context(make(here / "runs" / name).locked())
@@ -72,36 +67,3 @@ def test_where_there_are_no_runs_the_active_one_is_meant(
         make(here / "runs" / "near")  # from here on, what is here is meant
         assert main(["status"]) == 0
         assert "near" in capsys.readouterr().out
-
-
-def ask(command: Sequence[str], answer: bytes) -> tuple[int, str]:
-    """Run a command on a terminal of its own and answer its question."""
-    ours, its = pty.openpty()
-    process = subprocess.Popen(
-        [sys.executable, "-P", "-m", "grpo_run.cli.main", *command], stdin=its, stderr=its,
-        stdout=subprocess.PIPE, text=True,
-    )  # fmt: skip
-    try:
-        os.close(its)
-        os.write(ours, answer)
-        printed, _ = process.communicate(timeout=60)
-        return process.returncode, printed
-    finally:
-        process.kill()
-        os.close(ours)
-
-
-@pytest.mark.parametrize(
-    ("answer", "code"), [(b"1\n", 0), (b"2\n", 0), (b"3\n", 2), (b"\n", 2), (b"\x04", 2)]
-)
-def test_on_a_terminal_the_user_chooses_among_several(here: Path, answer: bytes, code: int) -> None:
-    """By number; anything else chooses none."""
-    with ExitStack() as held:
-        for at, name in ((1, "older"), (2, "newer")):
-            run = make(here / "runs" / name)
-            os.utime(run.run_json, (at, at))
-            held.enter_context(run.locked())
-        found, printed = ask(["status"], answer)
-    assert found == code, printed
-    if code == 0:
-        assert {b"1\n": "newer", b"2\n": "older"}[answer] in printed

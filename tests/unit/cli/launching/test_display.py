@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from support.builders.launch_commands import prepare
 
-from grpo_run.cli.launching.display import CommandDisplay, DisplayOptions
+from grpo_run.cli.launching._display import CommandDisplay, DisplayOptions
 from grpo_run.runtime.history.history import History
 from grpo_run.runtime.history.run_directory import RunDirectory
 from grpo_run.runtime.history.status import RunStatus

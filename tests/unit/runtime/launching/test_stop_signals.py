@@ -19,7 +19,6 @@ from grpo_run.runtime.launching import _stop_signals, _supervise
 def _handlers() -> Iterator[None]:
     before = {number: signal.getsignal(number) for number in _stop_signals.ALWAYS}
     yield
-    _stop_signals.after_end.clear()
     for number, handler in before.items():
         signal.signal(number, handler)
 
@@ -48,4 +47,3 @@ def test_a_signal_does_not_interrupt_the_end(
     agent = SimpleNamespace(run=MagicMock(side_effect=error))
     _supervise._run_agent(agent, supervisor, MagicMock(), MagicMock(), MagicMock(), "token")
     assert ended == [ends_by]
-    assert signal.SIGTERM in _stop_signals.after_end

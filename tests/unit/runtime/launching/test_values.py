@@ -41,7 +41,7 @@ def test_the_form_of_the_output_follows_from_where_the_streams_lead(
     tmp_path: Path, redirection: str, output: Output
 ) -> None:
     """A terminal is asked for by `os.isatty`; nothing else in a test is one."""
-    code = "from grpo_run.cli.launching.display import output_form as o; open('form', 'w').write(o().value)"
+    code = "from grpo_run.cli.launching._display import output_form as o; open('form', 'w').write(o().value)"
     subprocess.run(
         f'{sys.executable} -c "{code}" {redirection}', shell=True, cwd=tmp_path, check=True,
         stdin=subprocess.DEVNULL,
