@@ -17,8 +17,8 @@ from grpo_run.dashboards.curves import RunCurves, charts_of
 from grpo_run.dashboards.run_facts import facts_of, memory_of
 from grpo_run.runtime.features import modules
 from grpo_run.runtime.history.history import History
-from grpo_run.runtime.history.host_status import HostStatus
-from grpo_run.runtime.history.run_directory import RunDirectory, published
+from grpo_run.runtime.history.host_status import HostStatus, read_hosts
+from grpo_run.runtime.history.run_directory import RunDirectory
 from grpo_run.runtime.history.wall_states import WallState
 from grpo_run.runtime.launching.reading import run_reader
 from grpo_run.watchdog.text import rank_names
@@ -76,7 +76,7 @@ def read_run_report(run: RunDirectory) -> dict[str, Any]:
         "memory": [{"rank": rank, **one} for rank, one in enumerate(memory) if one is not None],
         "memory_notes": _memory_notes(history),
         "data": [clean(line) for module in modules("report") for line in module.lines(run, history)],
-        "settings": _settings(recorded, history, published(tuple[HostStatus, ...], run.hosts) or ()),
+        "settings": _settings(recorded, history, read_hosts(run.hosts)),
         "configuration": clean(
             json.dumps(recorded, indent=2, ensure_ascii=False, default=str), MAX_CONFIGURATION
         ),

@@ -1,21 +1,28 @@
-"""The header of a board file: format, attempt, requests, and a field of text.
+"""The header of a board file: format, attempt, requests, and two fields of text.
 
 Base of `Board` (`board.py`). The supervisor sets the flags and the attempt, which ranks read at every vote.
 Commands in other processes increment request counts. One process alone writes each field, apart from the
 counts, which only grow.
 
-The text is one sentence on ranks that were proved not to make the same calls. The supervisor writes it at
-most once in an attempt, right before it ends the ranks; ranks that wait in `exchange.py` read it and raise
-it.
+The first text field names the rank that the others wait for: JSON behind a sequence number, which is odd
+during a write. It is written when it changes and read by `grpo-run status`; `watchdog/stalls/awaited.py`
+determines the rank. The second is one sentence on ranks that were proved not to make the same calls. The
+supervisor writes it at most once in an attempt, right before it ends the ranks; ranks that wait in
+`exchange.py` read it and raise it.
 """
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
+import json
 import struct
 import time
 
 from grpo_run.runtime.board._slot_layout import SLOT_BYTES
 from grpo_run.runtime.board._storage import BoardBytes
+from grpo_run.watchdog.json_values import from_json, to_json
+from grpo_run.watchdog.stalls.awaited import AwaitedRank
 
 MAGIC = b"GRPOBRD4"
 HEADER_BYTES = 4096
@@ -34,6 +41,14 @@ _SAVES_REQUESTED_AT = 24
 _CREATED_AT = 32
 _STOPS_AT = 40
 """Requests of `stop_requests.py`: how many were made, and how many the supervisor has taken."""
+AWAITED_FIELD_AT = 256
+MAX_AWAITED_TEXT_BYTES = 2048
+MAX_CALLBACK_CHARACTERS = 200
+MAX_PLACE_CHARACTERS = 100
+MAX_WAITERS = 64
+READ_ATTEMPTS = 10
+
+_AWAITED_HEAD = struct.Struct("<QI")  # sequence number, length of the text
 
 
 def write_header(contents: BoardBytes, slots: int) -> None:
@@ -56,6 +71,7 @@ class BoardHeader:
 
     def __init__(self, contents: BoardBytes) -> None:
         self._contents = contents
+        self._awaited: AwaitedRank | None = None
 
     @property
     def attempt(self) -> int:
@@ -127,6 +143,38 @@ class BoardHeader:
         flags, saves = _REQUESTS.unpack(self._contents.read(_REQUESTS_AT, _REQUESTS.size))
         return bool(flags & REQUEST_STOP), saves
 
+    def write_awaited(self, awaited: AwaitedRank | None) -> None:
+        """Publish which rank the others wait for, for `grpo-run status`; None while nobody waits."""
+        if awaited == self._awaited or not self.has_full_size:
+            return
+        self._awaited = awaited
+        text = b"" if awaited is None else _encode(awaited)
+        assert len(text) <= MAX_AWAITED_TEXT_BYTES
+        sequence, _ = self._awaited_head()
+        sequence += 1 + sequence % 2
+        with contextlib.suppress(OSError):  # it is only shown
+            self._contents.write(AWAITED_FIELD_AT, _AWAITED_HEAD.pack(sequence, 0))
+            self._contents.write(AWAITED_FIELD_AT + _AWAITED_HEAD.size, text)
+            self._contents.write(AWAITED_FIELD_AT, _AWAITED_HEAD.pack(sequence + 1, len(text)))
+
+    def read_awaited(self) -> AwaitedRank | None:
+        """Return the rank that the others wait for; None while nobody waits for long."""
+        for _ in range(READ_ATTEMPTS):
+            before, length = self._awaited_head()
+            text = self._contents.read(
+                AWAITED_FIELD_AT + _AWAITED_HEAD.size, min(length, MAX_AWAITED_TEXT_BYTES)
+            )
+            if (before, length) == self._awaited_head() and before % 2 == 0:
+                try:
+                    return from_json(AwaitedRank, json.loads(text))
+                except ValueError:
+                    return None  # there is none, or it is damaged
+        return None
+
+    def _awaited_head(self) -> tuple[int, int]:
+        sequence, length = _AWAITED_HEAD.unpack(self._contents.read(AWAITED_FIELD_AT, _AWAITED_HEAD.size))
+        return sequence, length
+
     def _number(self, offset: int) -> int:
         return int(_NUMBER.unpack(self._contents.read(offset, _NUMBER.size))[0])
 
@@ -139,7 +187,17 @@ class BoardHeader:
         return count
 
 
-DISAGREEMENT_FIELD_AT = 2560  # as in earlier releases, whose boards are read
+def _encode(awaited: AwaitedRank) -> bytes:
+    short = dataclasses.replace(
+        awaited,
+        callback=awaited.callback[:MAX_CALLBACK_CHARACTERS],
+        place=awaited.place[:MAX_PLACE_CHARACTERS],
+        waiters=awaited.waiters[:MAX_WAITERS],
+    )
+    return json.dumps(to_json(short), ensure_ascii=False).encode(errors="replace")
+
+
+DISAGREEMENT_FIELD_AT = 2560
 MAX_DISAGREEMENT_TEXT_BYTES = 1024
 
 _DISAGREEMENT_HEAD = struct.Struct("<QI")  # attempt plus one, or 0 for no text; length of the text

@@ -6,9 +6,14 @@ several hosts; `grpo-run status`, the live page and the report read it. Decides 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import contextlib
+import json
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
+from grpo_run.runtime.files import write_json
+from grpo_run.watchdog.json_values import from_json, to_json
 from grpo_run.watchdog.observation import Slot
 from grpo_run.watchdog.text import duration_text, rank_names
 
@@ -75,3 +80,17 @@ def own_status(name: str, state: str, slots: Iterable[tuple[int, Slot | None]]) 
         for rank, slot in slots
     )
     return HostStatus(name=name, state=state, ranks=tuple(ranks))
+
+
+def write_hosts(path: Path, hosts: Sequence[HostStatus]) -> None:
+    """Write the file; a disk that does not take it loses only what is shown."""
+    with contextlib.suppress(OSError):
+        write_json(path, [to_json(host) for host in hosts], indent=None, durable=False)
+
+
+def read_hosts(path: Path) -> tuple[HostStatus, ...]:
+    """Return the hosts in the file; none if there is none, or one of another version."""
+    try:
+        return tuple(from_json(HostStatus, one) for one in json.loads(path.read_bytes()))
+    except (OSError, ValueError, TypeError):
+        return ()

@@ -17,17 +17,16 @@ from grpo_run.runtime.board.board import Board
 from grpo_run.runtime.errors import RunDirectoryError
 from grpo_run.runtime.event import Event
 from grpo_run.runtime.history.history import DECODER, History, HistoryPart
-from grpo_run.runtime.history.host_status import HostStatus
+from grpo_run.runtime.history.host_status import read_hosts
 from grpo_run.runtime.history.journal import JournalReader
 from grpo_run.runtime.history.progress import newest_commit
-from grpo_run.runtime.history.run_directory import RunDirectory, published
+from grpo_run.runtime.history.run_directory import RunDirectory
 from grpo_run.runtime.history.status import RunStatus, observe, read_memory
 from grpo_run.runtime.history.summary import summarize
+from grpo_run.runtime.memory.host_last_sample import read_last_sample
 from grpo_run.runtime.processes.identity import ProcessIdentity
-from grpo_run.watchdog.memory.host_sample import HostSample
 from grpo_run.watchdog.memory.phase_memory import RankMemory
 from grpo_run.watchdog.observation import Slot
-from grpo_run.watchdog.stalls.awaited import AwaitedRank
 
 JOURNAL_BEHIND_SECONDS = 5.0
 """Age of the journal's last line. A live supervisor writes a committed step within a tenth of a second."""
@@ -127,11 +126,11 @@ class RunReader:
         observed: dict[str, Any] = {}
         # pages of a board on another machine are as old as this machine's cache, and its clock is another
         if supervisor is not None and supervisor.is_on_this_machine:
-            observed["host_memory"] = published(HostSample, run.host_memory)
-            observed["awaited"] = published(AwaitedRank, run.awaited)
-            observed["hosts"] = published(tuple[HostStatus, ...], run.hosts) or ()
+            observed["host_memory"] = read_last_sample(run.host_memory)
+            observed["hosts"] = read_hosts(run.hosts)
             with contextlib.suppress(RunDirectoryError):
-                observed |= observe(Board.open(run.board))
+                board = Board.open(run.board)
+                observed |= observe(board) | {"awaited": board.read_awaited()}
         state = history.state
         if supervisor is None and history.exit_code is None:
             state = "unknown"

@@ -5,8 +5,7 @@
       journal.jsonl           events
       supervisor.jsonl        events that are of no rank, as a log of bounded size
       board.mmap              one slot per rank
-      host_memory.json        the last sample of the host's memory
-      awaited.json            the rank that the others wait for
+      host_memory.mmap        the last sample of the host's memory
       hosts.json              the hosts of a run over several, as this one has heard them last
       lock                    held by the supervisor, whose identity it has
       processes.json          the last supervisor, and the token of its ranks
@@ -38,16 +37,15 @@ import stat
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from grpo_run.runtime.checkpoints import fencing
 from grpo_run.runtime.errors import RunDirectoryError
-from grpo_run.runtime.files import NO_SPACE_ERRNOS, lock_file, replace_file, sees_lock, show_lock, write_json
+from grpo_run.runtime.files import NO_SPACE_ERRNOS, lock_file, sees_lock, show_lock, write_json
 from grpo_run.runtime.memory import files
 from grpo_run.runtime.processes.identity import ProcessIdentity, own_identity
-from grpo_run.watchdog.json_values import from_json, to_json
+from grpo_run.watchdog.json_values import from_json
 
-Value = TypeVar("Value")
 DEFAULT_ROOT = Path("runs")
 LOCK_WAIT_SECONDS = 0.2
 """How long to wait for a launch that was refused and holds the lock for a moment. Commands that only look do
@@ -98,8 +96,7 @@ class RunDirectory:
     replay = _Inside("replay")
     run_json = _Inside("run.json")
     lock = _Inside("lock")
-    host_memory = _Inside("host_memory.json")
-    awaited = _Inside("awaited.json")
+    host_memory = _Inside("host_memory.mmap")
     hosts = _Inside("hosts.json")
     processes = _Inside("processes.json")
     imports = _Inside("imports.json")
@@ -281,8 +278,7 @@ OWN_NAMES = (
     fencing.RECORD,
     "plan_traces",
     "rollout-server.log",
-    "memory_forecast",  # of earlier releases, whose runs are continued, as are the next
-    "host_memory.mmap",
+    "memory_forecast",  # of earlier releases, whose runs are continued, as is the next
     "memory_trace",
     "ledger",
 )
@@ -290,28 +286,6 @@ OWN_NAMES = (
 _NAMES = "|".join(map(re.escape, OWN_NAMES))
 _OWN_NAME = re.compile(rf"{_NAMES}|(?:board|host_memory)\.mmap\.new|\.({_NAMES})\..*|\.probe-[0-9]+")
 """With the temporary names of files that are replaced, which a killed process leaves."""
-
-
-def publish(path: Path, value: Any) -> None:
-    """Replace a file of the run directory that only shows a value; None shows that there is none.
-
-    An error is no reason to disturb a run: what a full disk does not take is not shown. Nor is the value
-    before it, which may be true no more.
-    """
-    text = json.dumps(to_json(value) if value is not None else None, ensure_ascii=False)
-    try:
-        replace_file(path, text.encode(errors="replace"))
-    except OSError:
-        with contextlib.suppress(OSError):
-            path.unlink()
-
-
-def published(kind: type[Value], path: Path) -> Value | None:
-    """Return what `publish` has written; None if there is nothing, or it is damaged or of another version."""
-    try:
-        return from_json(kind, json.loads(path.read_bytes()))
-    except (OSError, ValueError, TypeError):
-        return None
 
 
 def supervisor_to_ask(run: RunDirectory) -> ProcessIdentity:

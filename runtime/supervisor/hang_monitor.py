@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 from grpo_run.runtime.board.board import Board
 from grpo_run.runtime.history.events import PhaseLearned, Suspicion
@@ -44,17 +44,10 @@ class HangMonitor:
         lifecycle: receives `suspicion` and `cleared`.
         reporter: for events and warnings.
         history: contains the phase durations of earlier attempts.
-        publish_awaited: shows the rank that the others wait for; None while nobody waits.
     """
 
     def __init__(
-        self,
-        detector: HangDetector,
-        *,
-        lifecycle: Lifecycle,
-        reporter: Reporter,
-        history: History,
-        publish_awaited: Callable[[AwaitedRank | None], None],
+        self, detector: HangDetector, *, lifecycle: Lifecycle, reporter: Reporter, history: History
     ) -> None:
         self.detector = detector
         self._lifecycle = lifecycle
@@ -62,10 +55,7 @@ class HangMonitor:
         self._history = history
         self._suspicion: str | None = None
         self._board: Board | None = None
-        self._publish_awaited = publish_awaited
-        self._published: AwaitedRank | None = None
         self._awaited_shown: tuple[tuple[int, str] | None, float] = (None, -math.inf)
-        publish_awaited(None)  # an earlier supervisor may have left another one
         self._durations_written_at = time.monotonic()
         self._step = StepClock(detector.settings, time.monotonic())
 
@@ -133,9 +123,8 @@ class HangMonitor:
         if shown == self._awaited_shown[0] and now - self._awaited_shown[1] < AWAITED_EVERY_SECONDS:
             return
         self._awaited_shown = shown, now
-        if awaited != self._published:
-            self._published = awaited
-            self._publish_awaited(awaited)
+        if self._board is not None:
+            self._board.write_awaited(awaited)
 
     def _unusual(self, awaited: AwaitedRank, now: float) -> str:
         """What is said of a rank that makes progress for far longer than it ever has."""

@@ -13,7 +13,6 @@ Does not make verdicts.
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
 from collections.abc import Collection, Mapping
 
@@ -21,9 +20,10 @@ from grpo_run.runtime.board.board import Board
 from grpo_run.runtime.history.events import MemoryFreed, MemoryShort
 from grpo_run.runtime.history.history import History
 from grpo_run.runtime.history.reporter import Reporter
-from grpo_run.runtime.history.run_directory import RunDirectory, publish
+from grpo_run.runtime.history.run_directory import RunDirectory
 from grpo_run.runtime.history.status import read_memory
 from grpo_run.runtime.memory.host_accounting import HostMemory
+from grpo_run.runtime.memory.host_last_sample import LastSample
 from grpo_run.runtime.snapshots.drain_scheduler import DrainScheduler
 from grpo_run.runtime.snapshots.headroom import MEMORY_RESERVE
 from grpo_run.runtime.supervisor.attempt import Attempt
@@ -131,9 +131,9 @@ class HostWatch:
         self._relief = MemoryRelief(drains, reporter)
         self._board: Board | None = None
         self._reporter = reporter
-        show = functools.partial(publish, run.host_memory)
-        show(None)  # until the first sample of this supervisor
-        self._memory = HostMemory(staging_bytes=self._staging_bytes, own_pids=_own_pids, publish=show)
+        self._memory = HostMemory(
+            staging_bytes=self._staging_bytes, own_pids=_own_pids, publish=LastSample(run.host_memory).write
+        )
 
     @property
     def latest(self) -> HostSample | None:

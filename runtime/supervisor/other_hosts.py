@@ -17,8 +17,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TypeVar
 
-from grpo_run.runtime.history.host_status import HostStatus, own_status
-from grpo_run.runtime.history.run_directory import RunDirectory, publish
+from grpo_run.runtime.history.host_status import HostStatus, own_status, write_hosts
+from grpo_run.runtime.history.run_directory import RunDirectory
 from grpo_run.runtime.processes.host_exchange import FAULT, MAX_PAYLOAD_BYTES, HostExchange
 from grpo_run.runtime.processes.signs_of_life import Answer
 from grpo_run.runtime.supervisor.attempt import Attempt
@@ -76,14 +76,14 @@ class OtherHosts:
         self._shown_at = now
         self._own = own_status(self.exchange.name, state, slots.items())
         self.exchange.publish(STATUS, pack(self._own))
-        publish(self._run.hosts, self.status())
+        write_hosts(self._run.hosts, self.status())
 
     def show_outside(self, clauses: Mapping[str, str]) -> list[str]:
         """Show hosts that do not take part, and why, by name; return what is new of that."""
         if clauses == self._outside:
             return []
         before, self._outside = self._outside, clauses
-        publish(self._run.hosts, self.status())
+        write_hosts(self._run.hosts, self.status())
         return [f"host {name} {why}" for name, why in clauses.items() if before.get(name) != why]
 
     def status(self) -> tuple[HostStatus, ...]:

@@ -33,7 +33,7 @@ from grpo_run.runtime.history.history import HistoryPart
 from grpo_run.runtime.history.lifecycle import Lifecycle, RunEvent, RunState
 from grpo_run.runtime.history.recovery import pending_rollback
 from grpo_run.runtime.history.reporter import LiveHistory, Reporter
-from grpo_run.runtime.history.run_directory import RunDirectory, publish
+from grpo_run.runtime.history.run_directory import RunDirectory
 from grpo_run.runtime.history.status import RunStatus, live_status, read_counts
 from grpo_run.runtime.launch.config import RunConfig
 from grpo_run.runtime.memory.files import read_facts
@@ -133,9 +133,8 @@ class Supervisor:
             features=self.features,
         )  # fmt: skip
         self._hangs = HangMonitor(
-            self.detector, lifecycle=self.lifecycle, reporter=self._reporter, history=self.history,
-            publish_awaited=functools.partial(publish, run.awaited),
-        )  # fmt: skip
+            self.detector, lifecycle=self.lifecycle, reporter=self._reporter, history=self.history
+        )
         self.stop = StopRequest(config.timeouts, self.history)
         self._others = OtherHosts(run)
         self._host = HostWatch(run, self._drains, self._reporter, self.history)

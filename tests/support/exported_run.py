@@ -12,9 +12,10 @@ from grpo_run.runtime.board.board import Board
 from grpo_run.runtime.board.memory_area import MemoryAreaWriter
 from grpo_run.runtime.features.masking.events import MaskingReason
 from grpo_run.runtime.history.journal import Journal
-from grpo_run.runtime.history.run_directory import RunDirectory, publish
+from grpo_run.runtime.history.run_directory import RunDirectory
 from grpo_run.runtime.history.status import RunStatus
 from grpo_run.runtime.launching.reading import run_reader
+from grpo_run.runtime.memory.host_last_sample import LastSample
 from grpo_run.watchdog.memory.host_sample import GpuSample, HostSample, LimitUse, ProcessMemory
 from grpo_run.watchdog.observation import Phase, RankState
 from grpo_run.watchdog.rank_metrics import LOGGED_FIELDS
@@ -99,15 +100,14 @@ class ExportedRun:
         slot.enter(Phase.generate)
         slot.publish()
         fill_memory(slot.memory_area)
-        publish(self.directory.host_memory, HOST_SAMPLE)
+        LastSample(self.directory.host_memory).write(HOST_SAMPLE)
         now = time.monotonic()
         if not eventful:
-            publish(
-                self.directory.awaited,
+            self.board.write_awaited(
                 AwaitedRank(
                     rank=0, phase=Phase.generate, since_seconds=now, deadline_at_seconds=now + 600.0,
                     busy=None, waiters=(1,)
-                ),
+                )
             )  # fmt: skip
 
     def _write(self, name: str, **fields: Any) -> None:

@@ -11,7 +11,7 @@ from support.journal import event
 from grpo_run.cli.main import main
 from grpo_run.runtime.board.board import Board
 from grpo_run.runtime.history.journal import Journal
-from grpo_run.runtime.history.run_directory import RunDirectory, publish
+from grpo_run.runtime.history.run_directory import RunDirectory
 from grpo_run.watchdog.observation import Phase, RankState
 from grpo_run.watchdog.stalls.awaited import AwaitedRank
 
@@ -61,12 +61,11 @@ def test_ranks_step_time_time_left_and_waits_are_shown(run: RunDirectory, capsys
     assert any(line.startswith("rank 0: step 8, phase reward for ") for line in lines)
     assert "local rank 1: cannot be observed" in lines
     since = time.monotonic() - 360.0
-    publish(
-        run.awaited,
+    board.write_awaited(
         AwaitedRank(
             rank=1, phase=Phase.reward, since_seconds=since, deadline_at_seconds=since + 1620.0, busy=None,
             waiters=(0,)
-        ),
+        )
     )  # fmt: skip
     writer.memory_area.totals.has_device, writer.memory_area.totals.capacity_bytes = 1, 80 * 2**30
     writer.memory_area.figures(Phase.optimizer).peak_allocated_bytes = 70 * 2**30

@@ -206,6 +206,7 @@ def test_a_truncated_board_reads_as_if_no_rank_had_written(tmp_path: Path, size:
         assert one.collective_log(1) == ()
         assert one.durations(1) == one.messages_sent(1) == {}
         assert one.rank_memory(1) is None
+        assert one.read_awaited() is None
         if size < HEADER_BYTES:
             assert (one.attempt, one.requests, one.memory_is_short) == (0, (False, 0), False)
             assert not one.take_stop()
@@ -325,6 +326,7 @@ def test_a_board_that_cannot_be_read_is_unknown(tmp_path: Path) -> None:
     assert contents.read(0, 8) == bytes(8)
     assert not board.has_full_size
     assert not board.is_at(path)
+    board.write_awaited(None)
 
 
 @pytest.fixture

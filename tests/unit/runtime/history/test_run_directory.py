@@ -2,28 +2,18 @@
 
 from __future__ import annotations
 
-import errno
-import math
 import os
 import stat
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
-from unittest.mock import Mock
 
 import pytest
 from support.journal import event
 
 from grpo_run.runtime.catalog import find_run
 from grpo_run.runtime.errors import RunDirectoryError
-from grpo_run.runtime.history import run_directory
-from grpo_run.runtime.history.host_status import HostStatus, RankPlace
 from grpo_run.runtime.history.journal import Journal
-from grpo_run.runtime.history.run_directory import RunDirectory, default_run_id, publish, published
+from grpo_run.runtime.history.run_directory import RunDirectory, default_run_id
 from grpo_run.runtime.processes.identity import own_identity
-from grpo_run.watchdog.memory.host_sample import HostSample, ProcessMemory
-from grpo_run.watchdog.observation import Phase
-from grpo_run.watchdog.stalls.awaited import AwaitedRank
 
 
 @pytest.fixture
@@ -42,65 +32,13 @@ def mode(path: Path) -> int:
 def test_everything_that_is_written_into_it_is_known_as_ours(run: RunDirectory) -> None:
     """A refused launch deletes it, also what a killed process was replacing. Files of the user stay."""
     ours = {path for name in vars(RunDirectory) if isinstance(path := getattr(run, name), Path)}
-    ours |= {run.path / name for name in (".run.json.4711", "board.mmap.new", ".awaited.json.4711")}
-    ours |= {run.path / "host_memory.mmap"}  # of an earlier release
+    ours |= {run.path / ".run.json.4711", run.path / "board.mmap.new"}
     for path in ours:
         if not path.exists():
             path.touch()
     (run.path / "checkpoint-5").mkdir()
     assert ours < {*run.path.iterdir()}
     assert {*run.path.iterdir()} - {*run.own_files()} == {run.path / "checkpoint-5"}
-
-
-AWAITED = AwaitedRank(
-    rank=1, phase=Phase.reward, since_seconds=1000.125, deadline_at_seconds=1600.5, busy=None, waiters=(0, 2)
-)
-
-
-@pytest.mark.parametrize(
-    "value",
-    [
-        replace(AWAITED, busy=True, exiting=True),
-        replace(AWAITED, deadline_at_seconds=math.inf, waiters=tuple(range(3000))),
-        replace(AWAITED, callback="Hochladen_äß.on_save", phase=Phase.callback),
-        HostSample(at=1.0, ranks={0: ProcessMemory(anonymous_bytes=1 << 40, file_bytes=0, shared_bytes=0)}),
-        (HostStatus(name="node0", ranks=(RankPlace(rank=1),)), HostStatus(name="1", silent_seconds=75.0)),
-    ],
-)
-def test_what_is_published_is_read(run: RunDirectory, value: Any) -> None:
-    """Until it is replaced; only the owner may read it."""
-    kind = tuple[HostStatus, ...] if isinstance(value, tuple) else type(value)
-    assert published(kind, run.awaited) is None
-    publish(run.awaited, value)
-    assert published(kind, run.awaited) == value
-    assert mode(run.awaited) == 0o600
-    publish(run.awaited, None)
-    assert published(kind, run.awaited) is None
-
-
-def test_a_name_that_is_no_text_is_shown_without_it(run: RunDirectory) -> None:
-    """A terminal could not print it."""
-    publish(run.awaited, replace(AWAITED, place="train\udc80.py:7 in main"))
-    assert published(AwaitedRank, run.awaited) == replace(AWAITED, place="train?.py:7 in main")
-
-
-@pytest.mark.parametrize("text", [b"", b"{", b"[]", b"{}", b'{"rank": 1, "phase": "dreaming"}', b"\xff"])
-def test_what_is_damaged_is_not_shown(run: RunDirectory, text: bytes) -> None:
-    """Written by another version, or by anything else."""
-    run.awaited.write_bytes(text)
-    assert published(AwaitedRank, run.awaited) is None
-
-
-def test_what_the_disk_does_not_take_is_not_shown(run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nor what was shown before: it may be over. Nothing is raised in the supervisor."""
-    publish(run.awaited, AWAITED)
-    publish(run.path / "no" / "directory", AWAITED)
-    with monkeypatch.context() as full:
-        full.setattr(run_directory, "replace_file", Mock(side_effect=OSError(errno.ENOSPC, "no space")))
-        publish(run.awaited, replace(AWAITED, rank=0))
-    assert published(AwaitedRank, run.awaited) is None
-    publish(run.awaited, AWAITED)
-    assert published(AwaitedRank, run.awaited) == AWAITED
 
 
 @pytest.mark.parametrize(

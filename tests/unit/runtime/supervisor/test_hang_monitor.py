@@ -31,7 +31,6 @@ class Scene:
     def __init__(self, path: Path) -> None:
         self.journal = path
         self.messages: list[str] = []
-        self.published: list[AwaitedRank | None] = []
         live = LiveHistory(path, "run-1")
         durations = {Phase.reward: Durations.of([1.0, 2.0])}
         self.detector: Any = SimpleNamespace(
@@ -53,7 +52,6 @@ class Scene:
             lifecycle=self.lifecycle,
             reporter=self.reporter,
             history=live.history,
-            publish_awaited=self.published.append,
         )
 
     def begin_attempt(self) -> None:
@@ -174,26 +172,6 @@ def test_a_wait_of_which_nothing_is_known_is_told_once(scene: Scene, monkeypatch
     scene.detector.awaited = replace(scene.detector.awaited, unknown_wait=False)
     scene.poll(None)
     assert len(scene.messages) == 1
-
-
-def test_who_is_waited_for_is_published_when_that_changes(
-    scene: Scene, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """At once if it is another rank or none, else after a second. What an earlier supervisor has left is
-    replaced first.
-    """
-    clock = SimpleNamespace(now=0.0)
-    monkeypatch.setattr(hang_monitor, "time", SimpleNamespace(monotonic=lambda: clock.now))
-    one = AwaitedRank(
-        rank=1, phase=Phase.reward, since_seconds=0.0, deadline_at_seconds=9.0, busy=None, waiters=(0,)
-    )
-    busy, other = replace(one, busy=True), replace(one, rank=0)
-    assert scene.published == [None]
-    for clock.now, scene.detector.awaited in (
-        (1.0, None), (1.1, one), (1.2, busy), (2.2, busy), (3.3, busy), (3.4, other), (3.5, None), (9.0, None)
-    ):  # fmt: skip
-        scene.poll(None)
-    assert scene.published == [None, one, busy, other, None]
 
 
 def test_a_rank_that_goes_on_for_far_longer_than_ever_is_told_of_once(

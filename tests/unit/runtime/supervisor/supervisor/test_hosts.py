@@ -7,8 +7,7 @@ from collections.abc import Callable
 import pytest
 from support.builders.runtime.supervised_run import SupervisedRun
 
-from grpo_run.runtime.history.host_status import HostStatus
-from grpo_run.runtime.history.run_directory import published
+from grpo_run.runtime.history.host_status import read_hosts
 from grpo_run.runtime.processes.agent import Directive
 
 LOST = "Host node1 is lost: its supervisor has ended."
@@ -85,10 +84,9 @@ def test_a_host_that_does_not_take_part_is_said_once_and_shown(start: Callable[.
     assert run.messages[-1] == "host node1 stays out: why"
     assert [event["text"] for event in run.events("warning")] == ["host node1 stays out: why"]
     shown = run.supervisor.run.hosts
-    hosts = published(tuple[HostStatus, ...], shown)
-    assert [host.line for host in hosts or ()] == ["host node1 stays out: why"]
+    assert [host.line for host in read_hosts(shown)] == ["host node1 stays out: why"]
     run.supervisor.hosts_outside({})
-    assert published(tuple[HostStatus, ...], shown) == ()
+    assert read_hosts(shown) == ()
 
 
 def test_a_batch_that_fewer_hosts_cannot_take_waits_for_all(start: Callable[..., SupervisedRun]) -> None:
