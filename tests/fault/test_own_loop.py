@@ -154,14 +154,14 @@ def test_the_script_s_own_handler_decides_how_a_stop_ends(
 @full
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(
-    ("ranks", "mode"), [(1, ()), (2, ()), (3, ()), (2, ("--fsdp2",))],
-    ids=["one rank", "DDP of 2", "DDP of 3", "FSDP2 of 2"],
-)  # fmt: skip
+    ("ranks", "mode"), [(1, ()), (2, ()), (2, ("--fsdp2",))], ids=["one rank", "DDP of 2", "FSDP2 of 2"]
+)
 def test_an_accelerate_loop_killed_at_every_step_goes_on_from_its_last_save(
     ranks: int, mode: tuple[str, ...], runs: Runs, tmp_path: Path
 ) -> None:
     """Two epochs of 6 steps, a save every 4. The steps after a save are repeated; weights and losses are
-    torchrun's. The script's own saves do not refill the budget.
+    torchrun's. The script's own saves do not refill the budget. With three ranks a new process of such a
+    script adds its first gradients in another order, under torchrun as well.
     """
     words = ("--steps", "12", "--save-every", "4", *mode)
     undisturbed(tmp_path, ACCELERATE, *words, ranks=ranks)
