@@ -100,7 +100,6 @@ LONGEST_FIRST = (
     "test_lost_steps.py",
     "test_two_nodes.py",
     "test_report.py",
-    "test_torture_runs.py",
     "test_memory_plans.py",
 )
 """Parts of the ids of long tests. They start first, so that no worker waits for one at the end."""
