@@ -95,7 +95,6 @@ LONGEST_FIRST = (
     "test_disk_full.py",
     "integration/test_growth.py",
     "test_hangs.py",
-    "test_silent_connections.py",
     "test_stuck_generation.py",
     "test_lost_steps.py",
     "test_two_nodes.py",
