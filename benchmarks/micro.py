@@ -212,7 +212,7 @@ def cleanup_rank(folder: str, number: int, supervisor: int, answer: Connection) 
 
 def _clean(folder: str, number: int, frozen: bool, answer: Connection) -> None:
     from grpo_run.runtime.board.board import Board
-    from grpo_run.runtime.rank.memory.cleanup import clean
+    from grpo_run.runtime.rank.memory.cleanup import StepCleanup
     from grpo_run.runtime.rank.memory.cleanup_policy import CleanupNeed
     from grpo_run.runtime.rank.memory.device import DeviceMemory
     from grpo_run.runtime.rank.memory.phases import ResidentMemory
@@ -223,10 +223,12 @@ def _clean(folder: str, number: int, frozen: bool, answer: Connection) -> None:
     slot = shared.writer(0, rank=0, pid=os.getpid(), attempt=0)
     name = "cleanup: preloaded and frozen" if frozen else "cleanup: preloaded, not frozen"
     # The first run in a fork also copies the memory pages that it modifies.
-    device, host = DeviceMemory(), ResidentMemory()
+    cleanup = StepCleanup(1, slot, DeviceMemory(), ResidentMemory(), journal=None)
 
     def microseconds() -> float:
-        return clean(CleanupNeed(collect=True), slot, device, host)[0].seconds * 1e6
+        before = slot.cleanup_seconds
+        cleanup.clean(1, CleanupNeed(collect=True))
+        return (slot.cleanup_seconds - before) * 1e6
 
     first = microseconds()
     answer.send({f"{name}, first": [first], name: [microseconds() for _ in range(max(5, number // 5))]})

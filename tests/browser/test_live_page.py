@@ -159,33 +159,6 @@ def test_hostile_texts_are_shown_as_text(tmp_path: Path) -> None:
         assert hosts(page) == {"127.0.0.1"}
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
-def test_another_user_of_the_machine_reads_nothing(tmp_path: Path) -> None:
-    """Neither the token, nor what a run keeps, nor a page without the token."""
-    plant(tmp_path)
-    tmp_path.chmod(0o755)
-    with served(tmp_path) as url:
-        port = str(urlsplit(url).port)
-        files = [tmp_path / "state" / "grpo-run" / "serve.token", *(tmp_path / "runs" / "night").rglob("*")]
-        private = [tmp_path / "runs" / "night", files[0]]
-        # a socket, because the libraries of this interpreter may not be readable either
-        script = (
-            "import encodings.idna, os, socket, sys\n"
-            "os.setgroups([]); os.setgid(65534); os.setuid(65534)\n"
-            "for file in sys.argv[2:]:\n"
-            "    if os.access(file, os.R_OK): print('reads', file)\n"
-            "for path in ('/', '/x/', '/x/events'):\n"
-            "    page = socket.create_connection(('127.0.0.1', int(sys.argv[1])))\n"
-            "    page.sendall(f'GET {path} HTTP/1.1\\r\\nHost: localhost\\r\\n\\r\\n'.encode())\n"
-            "    print(page.recv(99).split()[1].decode())\n"
-        )
-        ran = subprocess.run(
-            [sys.executable, "-c", script, port, *map(str, [*private, *files])],
-            capture_output=True, text=True, timeout=SECONDS, check=True,
-        )  # fmt: skip
-    assert ran.stdout.split() == ["404"] * 3
-
-
 def text(selector: str) -> str:
     """The text of an element, or of all of its kind."""
     return f"[...document.querySelectorAll({selector!r})].map(one => one.textContent).join('\\n')"

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import os
-import shutil
 from pathlib import Path
 
 import psutil
-import pytest
 from faults import fault
 from support.references import undisturbed
 from support.runs import SCRIPTS, Runs, digest
@@ -45,25 +43,3 @@ def test_truncated_board_costs_at_most_one_attempt(runs: Runs, tmp_path: Path) -
     run.ended()
     assert digest(tmp_path / "ours") == undisturbed("grpo.py", 16)
     assert run.status()["attempts"] == 2
-
-
-@pytest.mark.full
-def test_a_run_directory_that_is_put_back_from_a_copy_costs_nothing(runs: Runs, tmp_path: Path) -> None:
-    """Board and journal are other files of the same names: the next attempt gets new ones, with all
-    events.
-    """
-    run = runs(
-        "--nproc-per-node", "2", GRPO, "--output-dir", "ours", "--max-steps", "16", "--save-steps", "4",
-        "--step-seconds", "0.05",
-    )  # fmt: skip
-    with run.held(after=8):
-        run.start().until_step(6)
-        run.directory.rename(tmp_path / "moved")
-        shutil.copytree(tmp_path / "moved", run.directory, ignore=shutil.ignore_patterns("*.sock"))
-        (run.directory / "lock").unlink()
-        run.kill(1)
-        run.until_event("attempt_started", attempt=1)
-    run.ended()
-    assert digest(tmp_path / "ours") == undisturbed("grpo.py", 16)
-    assert [recovery["cause"] for recovery in run.status()["recoveries"]] == ["signal"]
-    assert "was interrupted" not in run.printed()

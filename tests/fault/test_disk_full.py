@@ -159,29 +159,6 @@ def test_run_continues_on_a_full_disk(disk: SmallDisk, runs: Runs, tmp_path: Pat
     assert set(verified_checkpoints(disk.folder)) == {"checkpoint-36", "checkpoint-40"}
 
 
-@pytest.mark.full
-def test_direct_saves_on_a_full_disk_cost_checkpoints_not_the_run(disk: SmallDisk, runs: Runs) -> None:
-    """Without staging, two ranks start no save that cannot fit; the alert clears with the next checkpoint."""
-    run = runs(
-        "--nproc-per-node", "2", "--snapshot-dir", "off", str(SCRIPTS / "grpo.py"), "--output-dir",
-        str(disk.folder),
-        "--max-steps", "20", "--save-steps", "2", "--save-total-limit", "2", "--step-seconds", "0.1",
-    )  # fmt: skip
-    with run.held(after=3):  # not in the middle of a save
-        run.start().until_event("checkpoint_published")
-        disk.leave(0)
-    failed = run.until_event("checkpoint_failed")
-    assert failed["cause"] == "disk_full"
-    run.until_step(failed["step"] + 1)
-    assert run.status()["checkpoint_trouble"]
-    assert not (disk.folder / f"checkpoint-{failed['step']}").exists()
-    disk.empty()
-    run.ended()
-    assert len(run.events("attempt_started")) == 1
-    assert not run.status()["checkpoint_trouble"]
-    assert set(verified_checkpoints(disk.folder)) == {"checkpoint-18", "checkpoint-20"}
-
-
 def test_run_directory_on_a_full_disk_is_reported_by_metrics(disk: SmallDisk, runs: Runs) -> None:
     """Training continues without journal, evidence and logs, and the metrics show the loss."""
     run = runs(

@@ -156,14 +156,3 @@ def test_evidence_precedes_the_first_signal_and_ranks_that_ignore_it_are_killed(
     assert alive(first) == []
     assert alive([int((tmp_path / f"child{rank}-{pid}").read_text()) for rank, pid in enumerate(first)]) == []
     run.ended()
-
-
-@pytest.mark.full
-def test_heavy_tailed_generation_causes_no_incident(runs: Runs) -> None:
-    """Log-normal generation times (sigma 1.5) cause neither suspicion nor incident in 40 steps."""
-    run = runs(
-        "--nproc-per-node", "2", str(SCRIPTS / "heavy_tails.py"), "--output-dir", "out",
-        "--max-steps", "40", "--save-steps", "40",
-    ).start().ended()  # fmt: skip
-    assert run.events("incident") == []
-    assert run.events("suspicion") == []

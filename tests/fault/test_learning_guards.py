@@ -7,11 +7,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from support.references import plain_ranks, undisturbed
+from support.references import undisturbed
 from support.runs import SCRIPTS, Runs, digest
 from support.trainer_and_loop import LOOP, TRAINER
-
-from grpo_run.runtime.features.learning_guards.settings import LearningGuard
 
 STEPS = ("--max-steps", "12", "--save-steps", "4")
 COLLAPSE = str(SCRIPTS / "collapse.py")
@@ -104,52 +102,3 @@ def test_a_transient_nan_in_every_parallel_mode(mode: str, runs: Runs, tmp_path:
         assert [trip["onset"] for trip in run.events("guard_tripped")] == ([6] if extra else [])
         digests[name] = digest(tmp_path / name)
     assert digests["nan"] == digests["undisturbed"]
-
-
-ALL_ROLL_BACK = [f"--guard={guard}=roll-back" for guard in LearningGuard]
-HEALTHY: tuple[tuple[str, int, tuple[str, ...]], ...] = (
-    ("grpo.py", 2, ()),
-    ("grpo.py", 2, ("--seed", "1")),
-    ("grpo.py", 2, ("--seed", "2", "--learning-rate", "1e-2")),
-    ("grpo.py", 1, ("--seed", "3", "--learning-rate", "5e-2")),
-    ("grpo.py", 1, ("--seed", "4", "--num-generations", "2", "--per-device-train-batch-size", "2")),
-    ("grpo.py", 1, ("--seed", "5", "--num-generations", "8", "--per-device-train-batch-size", "8")),
-    ("grpo.py", 1, ("--seed", "6", "--max-completion-length", "16")),
-    ("grpo.py", 1, ("--seed", "7", "--num-iterations", "2", "--save-inside-rollouts")),
-    ("grpo.py", 1, ("--seed", "8", "--gradient-accumulation-steps", "2")),
-    ("grpo.py", 2, ("--seed", "9", "--settings", '{"beta": 0.04}')),
-    ("grpo.py", 1, ("--seed", "10", "--settings", '{"beta": 0.04, "temperature": 0.7}')),
-    ("grpo.py", 1, ("--seed", "12", "--settings", '{"loss_type": "dr_grpo", "scale_rewards": "none"}')),
-    (
-        "grpo.py",
-        1,
-        ("--seed", "13", "--settings", '{"loss_type": "bnpo", "mask_truncated_completions": true}'),
-    ),
-    ("grpo.py", 1, ("--seed", "14", "--prompts", "8")),
-    ("grpo.py", 1, ("--seed", "15", "--lora")),
-    ("rloo.py", 2, ()),
-    ("rloo.py", 1, ("--seed", "16", "--learning-rate", "1e-2")),
-    ("rloo.py", 1, ("--seed", "17", "--settings", '{"beta": 0.05}')),
-    ("sft.py", 2, ()),
-    ("sft.py", 1, ("--seed", "18", "--learning-rate", "1e-2")),
-)  # fmt: skip
-"""Script, ranks, and arguments of runs that learn, or fail to learn, without any of the failures."""
-
-
-@pytest.mark.full
-@pytest.mark.timeout(600)
-@pytest.mark.parametrize("number", range(len(HEALTHY)))
-def test_healthy_runs_raise_no_alarm(number: int, runs: Runs, tmp_path: Path) -> None:
-    """Twenty runs of 150 steps with every guard set to roll back: no alarm, and the weights of plain
-    ranks.
-    """
-    script, ranks, arguments = HEALTHY[number]
-    words = [
-        str(SCRIPTS / script), "--output-dir", "out", "--max-steps", "150", "--save-steps", "50", *arguments,
-    ]  # fmt: skip
-    run = runs("--nproc-per-node", str(ranks), *ALL_ROLL_BACK, *words).start().ended(timeout_seconds=400)
-    assert run.events("guard_tripped") == []
-    assert run.status()["recoveries"] == []
-    (tmp_path / "plain").mkdir()
-    plain_ranks(tmp_path / "plain", words, ranks=ranks)
-    assert digest(tmp_path / "out") == digest(tmp_path / "plain" / "out")

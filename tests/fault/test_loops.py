@@ -108,28 +108,3 @@ def test_a_loop_is_stopped_saved_and_survives_its_supervisor(tmp_path: Path, run
     assert not (different := differences(tmp_path / "out", expected)), "\n".join([*different, run.tail()])
     assert kept.exists()
     assert [path.name for path in (tmp_path / "out").glob("checkpoint-*")] == ["checkpoint-28"]
-
-
-@pytest.mark.full
-@pytest.mark.timeout(300)
-def test_injected_faults_happen_in_loops(tmp_path: Path, runs: Runs) -> None:
-    """Also those whose phase a loop does not mark, and the rank that leaves the loop alone is named."""
-    words = ("--form", "for", "--mode", "ddp", "--steps", "10")
-    expected = undisturbed(tmp_path, *words, ranks=2)
-    faults = (
-        "exception@rank1:step2", "lock@rank0:step3", "kill@rank0:step4:phase=vote",
-        "mismatch-shape@rank1:step5",
-        "kill@rank1:step6:phase=checkpoint", "return@rank1:step7", "exit@rank0:step9",
-    )  # fmt: skip
-    options = [word for fault in faults for word in ("--inject", fault)]
-    run = (
-        launched(runs, tmp_path, *words, ranks=2, options=(*options, "--deadline-floor", "5"))
-        .start()
-        .ended(timeout_seconds=250)
-    )
-    assert [event["injection"].partition(":phase")[0] for event in run.events("fault_injected")] == [
-        fault.partition(":phase")[0] for fault in faults
-    ]
-    # two ranks whose collectives differ cannot be told apart
-    assert [event["culprit"] for event in run.events("incident")] == [1, 0, 0, None, 1, 1, 0], run.tail()
-    assert not (different := differences(tmp_path / "out", expected)), "\n".join([*different, run.tail()])

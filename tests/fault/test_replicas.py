@@ -12,6 +12,8 @@ from support.references import undisturbed
 from support.runs import SCRIPTS, Runs, digest
 from support.trainer_and_loop import TRAINER
 
+from grpo_run.runtime.features.learning_guards.settings import LearningGuard
+
 STEPS = ("--max-steps", "12", "--save-steps", "4")
 CHECKPOINTING = "gradient_checkpointing"
 FLIPS = str(SCRIPTS / "flips.py")
@@ -88,6 +90,7 @@ def test_a_script_that_lets_ranks_differ_trains_on(runs: Runs) -> None:
 
 
 HEALTHY_STEPS = 840
+ALL_ROLL_BACK = [f"--guard={guard}=roll-back" for guard in LearningGuard]
 GRPO = ("--max-completion-length", "3")
 HEALTHY: dict[str, tuple[str, tuple[str, ...], str]] = {
     "grpo": ("grpo.py", GRPO, ""),
@@ -109,18 +112,21 @@ HEALTHY: dict[str, tuple[str, tuple[str, ...], str]] = {
 @pytest.mark.full
 @pytest.mark.parametrize("kind", HEALTHY)
 def test_healthy_ranks_never_differ(kind: str, runs: Runs, tmp_path: Path) -> None:
-    """Over more than 10,000 steps of all kinds, compared after every third step."""
+    """Over more than 10,000 steps of all kinds, compared after every third step, and no guard of learning
+    trips.
+    """
     script, arguments, mode = HEALTHY[kind]
     run = (
-        runs("--nproc-per-node", "2", "--compare-every", "3", str(SCRIPTS / script), "--output-dir",
-             str(tmp_path / "out"), "--max-steps", str(HEALTHY_STEPS), "--save-steps", "400", *arguments,
-             mode=mode)
+        runs("--nproc-per-node", "2", "--compare-every", "3", *ALL_ROLL_BACK, str(SCRIPTS / script),
+             "--output-dir", str(tmp_path / "out"), "--max-steps", str(HEALTHY_STEPS), "--save-steps", "400",
+             *arguments, mode=mode)
         .start()
         .ended(timeout_seconds=900)
     )  # fmt: skip
     status = run.status()
     assert status["step"] == HEALTHY_STEPS
     assert status["recoveries"] == []
+    assert run.events("guard_tripped") == []
     compared = run.events("replicas_compared")
     assert compared[-1]["tensors"] > 0
     assert compared[-1]["excluded"] == 0

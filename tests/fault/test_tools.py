@@ -12,7 +12,6 @@ from support.runs import SCRIPTS, Run, Runs, digest, line_of
 
 SCRIPT = str(SCRIPTS / "tool_faults.py")
 STEPS = ("--output-dir", "out", "--max-steps", "4", "--save-steps", "2")
-PROMPT = "0u98zg"
 SLOW = str(SCRIPTS / "slow_tools.py")
 full = pytest.mark.full
 pytestmark = pytest.mark.timeout(240)
@@ -53,17 +52,6 @@ def test_a_tool_that_hangs_once_costs_nothing(runs: Runs) -> None:
     }  # fmt: skip
 
 
-@full
-def test_a_tool_that_hangs_for_one_prompt_costs_the_samples_of_that_prompt(runs: Runs) -> None:
-    """Each is tried twice."""
-    run = launched(runs, "none", "--tool-timeout", "1", script=("--prompts", "4", "--prompt", PROMPT)).ended()
-    ended = run.events("tool_cancelled")
-    assert ended
-    assert {event["where"] for event in ended} == {f"tool_faults.py:{line_of(SCRIPT, 'sleeps')}"}
-    assert masked(run) == len(ended) / 2 == sum(event["masked"] for event in ended)
-    assert run.status()["recoveries"] == []
-
-
 @pytest.mark.parametrize(
     ("fault", "place", "name"),
     [
@@ -84,65 +72,6 @@ def test_a_call_that_does_not_return_is_ended_wherever_it_is(
     assert run.status()["recoveries"] == []
     assert ("it is made once more, in a new environment" in run.printed()) is (place != "tool")
     assert masked(run) == 0
-    assert digest(run.folder / "out") == undisturbed_weights()
-
-
-@full
-@pytest.mark.parametrize("place", ["step", "reset", "reward"])
-def test_an_environment_that_hangs_twice_costs_its_sample(runs: Runs, place: str) -> None:
-    """Also the new one, which a row of the same rank gets next."""
-    run = launched(runs, "sleep_twice", "--tool-timeout", "1", script=("--place", place)).ended()
-    assert [event["masked"] for event in run.events("tool_cancelled")] == [False, True]
-    assert masked(run) == 1
-    assert run.status()["recoveries"] == []
-
-
-@full
-@pytest.mark.parametrize("fault", ["sleep", "error"])
-def test_an_environment_that_does_not_boot_is_booted_once_more(runs: Runs, fault: str) -> None:
-    """Nothing is lost by it."""
-    run = launched(runs, fault, "--tool-timeout", "2", script=("--place", "boot", "--at", "3")).ended()
-    assert "boot of Sums failed" in run.printed()
-    assert run.status()["recoveries"] == []
-    assert masked(run) == 0
-    assert digest(run.folder / "out") == undisturbed_weights()
-
-
-@full
-@pytest.mark.parametrize(
-    ("fault", "place"),
-    [
-        ("slow", "boot"),
-        ("slow", "tool"),
-        ("child", "tool"),
-        ("garbage", "tool"),
-        ("big", "tool"),
-        ("own_error", "tool"),
-        ("own_error", "step"),
-        ("slow", "reset"),
-    ],
-)
-def test_what_returns_or_raises_is_left_alone(runs: Runs, fault: str, place: str) -> None:
-    """TRL makes of it what it makes without us."""
-    run = launched(runs, fault, "--tool-timeout", "5", script=("--place", place, "--at", "3")).ended()
-    assert run.events("tool_cancelled") == []
-    assert run.status()["recoveries"] == []
-    assert masked(run) == 0
-    calls = run.status()["tools"]["calls"]
-    failed = sum(one["failures"] for name, one in calls.items())
-    assert (failed, sum(one["repeated"] for one in calls.values())) == (fault == "own_error", 0)
-    if fault in ("slow", "child"):
-        assert digest(run.folder / "out") == undisturbed_weights()
-
-
-@full
-@pytest.mark.parametrize("place", ["tool", "step", "reset", "reward"])
-def test_infrastructure_that_fails_once_costs_nothing(runs: Runs, place: str) -> None:
-    """An environment that dies in the middle is brought to where it was."""
-    run = launched(runs, "error", script=("--place", place)).ended()
-    assert "failed (ConnectionError: away): it is made once more" in run.printed()
-    assert masked(run) == 0
-    assert run.status()["recoveries"] == []
     assert digest(run.folder / "out") == undisturbed_weights()
 
 
@@ -179,13 +108,6 @@ def test_a_run_outlasts_a_minute_without_its_sandbox(runs: Runs, place: str) -> 
     run = outlasted(runs, place, 60.0)
     assert masked(run) >= zeros(run)
     assert (zeros(run) > 0) is (place in ("tool", "step"))
-
-
-@full
-def test_an_environment_that_does_not_close_is_no_matter(runs: Runs) -> None:
-    """TRL never closes one: it ends with the process."""
-    run = launched(runs, "sleep", script=("--place", "close", "--at", "1")).ended()
-    assert digest(run.folder / "out") == undisturbed_weights()
 
 
 @full
@@ -232,9 +154,8 @@ def test_a_tool_in_which_two_attempts_have_ended_runs_in_a_worker(runs: Runs) ->
 
 
 KINDS = (
-    "sleep", "child", "python_child", "threads", "backoff", "file_lock", "http_server", "big_output", "cpu",
-    "matrices", "event_loop", "waiting_queue", "event", "approval", "database", "sockets", "alarm", "nested",
-    "async_sleep", "gather", "async_child", "semaphore", "in_thread", "boot", "reset", "step", "reward",
+    "sleep", "child", "cpu", "http_server", "file_lock", "alarm", "async_sleep", "boot", "reset", "step",
+    "reward",
 )  # fmt: skip
 
 

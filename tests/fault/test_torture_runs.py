@@ -14,6 +14,7 @@ from support.whole_runs import attempts, kill_all, remaining_state, resumed_at
 
 from grpo_run.runtime.errors import EXIT_FINISHED
 
+KILLS = 25
 STEP_SECONDS = 0.05
 SPREAD_SECONDS = 0.35
 """A kill follows an event within this time: two to four steps, which include a snapshot and its draining."""
@@ -27,21 +28,19 @@ WEIGHTS = {
 """Events that kills follow, with weights: mostly saves, sometimes a start or a resume."""
 
 
-@pytest.mark.parametrize(
-    ("kills", "seed"),
-    [pytest.param(3, 3), pytest.param(25, 25, marks=[pytest.mark.full, pytest.mark.timeout(1800)])],
-)
-def test_whole_runs_killed_at_random_moments(kills: int, seed: int, runs: Runs, tmp_path: Path) -> None:
+@pytest.mark.full
+@pytest.mark.timeout(1800)
+def test_whole_runs_killed_at_random_moments(runs: Runs, tmp_path: Path) -> None:
     """Each launch resumes from the newest verified checkpoint and loses at most one step."""
-    steps = 7 + 3 * kills  # 16 for three kills, of which other tests have the reference too
+    steps = 7 + 3 * KILLS
     arguments = ("--max-steps", str(steps), "--save-steps", "2", "--save-total-limit", "2")
     run = runs(
         "--nproc-per-node", "2", "--snapshot-every", "1", str(SCRIPTS / "grpo.py"), "--output-dir", "ours",
         *arguments, "--step-seconds", str(STEP_SECONDS),
     )  # fmt: skip
-    dice, output, expected = random.Random(seed), tmp_path / "ours", {0: 0}
+    dice, output, expected = random.Random(KILLS), tmp_path / "ours", {0: 0}
     behind: list[int] = []
-    for kill in range(1, kills + 1):
+    for kill in range(1, KILLS + 1):
         run.start()
         event = dice.choices(list(WEIGHTS), list(WEIGHTS.values()))[0]
         await_event(run, event, supervisor=kill, least=3 * kill)
@@ -57,7 +56,7 @@ def test_whole_runs_killed_at_random_moments(kills: int, seed: int, runs: Runs, 
         resumed = resumed_at(run, attempt)
         assert resumed in (None, step), f"attempt {attempt} began at {resumed}, not {step}\n{run.tail()}"
     print(
-        f"\n| all processes of a run of {steps} steps killed at random moments | {kills} | weights equal;"
+        f"\n| all processes of a run of {steps} steps killed at random moments | {KILLS} | weights equal;"
         f" lost steps: {behind.count(0)} times 0, {behind.count(1)} times 1 |"
     )
 

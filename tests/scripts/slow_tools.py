@@ -11,25 +11,17 @@ import asyncio
 import contextlib
 import fcntl
 import itertools
-import queue
-import select
 import signal
-import socket
-import sqlite3
 import subprocess
-import sys
 import tempfile
 import threading
 import time
 import urllib.request
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, HTTPServer
-from pathlib import Path
 from typing import Any
 
 import agent
-import numpy
 import tiny
 import tool_faults
 
@@ -44,24 +36,6 @@ def sleep() -> None:
 
 def child() -> None:
     subprocess.run(["sleep", str(SLOW_SECONDS)], check=True)
-
-
-def python_child() -> None:
-    subprocess.run([sys.executable, "-c", f"import time; time.sleep({SLOW_SECONDS})"], check=True)
-
-
-def threads() -> None:
-    with ThreadPoolExecutor(4) as pool:
-        list(pool.map(time.sleep, [SLOW_SECONDS] * 4))
-
-
-def backoff() -> None:
-    for pause in (0.5, 1.0, 2.5, 0.0):
-        try:
-            if pause:
-                raise ConnectionError("busy")
-        except ConnectionError:
-            time.sleep(pause)
 
 
 def file_lock() -> None:
@@ -90,67 +64,10 @@ def http_server() -> None:
     server.server_close()
 
 
-def big_output() -> None:
-    command = f"head -c 50000000 /dev/zero; sleep {SLOW_SECONDS}"
-    assert len(subprocess.run(["sh", "-c", command], capture_output=True, check=True).stdout) == 50_000_000
-
-
 def cpu() -> None:
     end = time.monotonic() + SLOW_SECONDS
     while time.monotonic() < end:
         pass
-
-
-def matrices() -> None:
-    end, matrix = time.monotonic() + SLOW_SECONDS, numpy.eye(300)
-    while time.monotonic() < end:
-        matrix = matrix @ matrix
-
-
-def event_loop() -> None:
-    asyncio.run(asyncio.sleep(SLOW_SECONDS))
-
-
-def waiting_queue() -> None:
-    waiting: queue.Queue[int] = queue.Queue()
-    threading.Timer(SLOW_SECONDS, waiting.put, [1]).start()
-    waiting.get(timeout=60)
-
-
-def event() -> None:
-    over = threading.Event()
-    threading.Timer(SLOW_SECONDS, over.set).start()
-    assert over.wait(60)
-
-
-def approval() -> None:
-    """Poll for a file that somebody else makes."""
-    with tempfile.TemporaryDirectory() as folder:
-        answer = Path(folder, "approved")
-        maker = subprocess.Popen(["sh", "-c", f"sleep {SLOW_SECONDS}; touch {answer}"])
-        while not answer.exists():
-            time.sleep(0.2)
-        maker.wait()
-
-
-def database() -> None:
-    with tempfile.TemporaryDirectory() as folder:
-        first = sqlite3.connect(f"{folder}/data", check_same_thread=False, isolation_level=None)
-        first.execute("create table words (word text)")
-        first.execute("begin exclusive")
-        threading.Timer(SLOW_SECONDS, first.execute, ["commit"]).start()
-        with contextlib.closing(sqlite3.connect(f"{folder}/data", timeout=60)) as second:
-            second.execute("insert into words values ('a')")
-            second.commit()
-        first.close()
-
-
-def sockets() -> None:
-    one, other = socket.socketpair()
-    with one, other:
-        threading.Timer(SLOW_SECONDS, other.sendall, [b"x"]).start()
-        select.select([one], [], [], 60)
-        assert one.recv(1) == b"x"
 
 
 def alarm() -> None:
@@ -166,52 +83,11 @@ def alarm() -> None:
     signal.signal(signal.SIGALRM, before)
 
 
-def nested() -> None:
-    """Another tool inside."""
-    for character in "abc":
-        search(character)
-    time.sleep(SLOW_SECONDS)
-
-
-async def async_sleep() -> None:
-    await asyncio.sleep(SLOW_SECONDS)
-
-
-async def gather() -> None:
-    await asyncio.gather(*(asyncio.sleep(SLOW_SECONDS) for _ in range(8)))
-
-
-async def async_child() -> None:
-    process = await asyncio.create_subprocess_exec("sleep", str(SLOW_SECONDS))
-    await process.wait()
-
-
-async def semaphore() -> None:
-    limit = asyncio.Semaphore(2)
-
-    async def one() -> None:
-        async with limit:
-            await asyncio.sleep(SLOW_SECONDS / 2)
-
-    await asyncio.gather(*(one() for _ in range(4)))
-
-
-async def in_thread() -> None:
-    await asyncio.to_thread(time.sleep, SLOW_SECONDS)
-
-
 TOOLS: dict[str, Callable[[], Any]] = {
-    one.__name__: one
-    for one in (
-        sleep, child, python_child, threads, backoff, file_lock, http_server, big_output, cpu, matrices,
-        event_loop, waiting_queue, event, approval, database, sockets, alarm, nested,
-    )
-}  # fmt: skip
-ASYNCHRONOUS: dict[str, Callable[[], Any]] = {
-    one.__name__: one for one in (async_sleep, gather, async_child, semaphore, in_thread)
+    one.__name__: one for one in (sleep, child, file_lock, http_server, cpu, alarm)
 }
 PLACES = ("boot", "reset", "step", "reward")
-KINDS = (*TOOLS, *ASYNCHRONOUS, *PLACES)
+KINDS = (*TOOLS, "async_sleep", *PLACES)
 
 
 def due() -> bool:
@@ -267,7 +143,7 @@ async def search_asynchronously(word: str) -> Any:
         word: to look up.
     """
     if due():
-        await ASYNCHRONOUS[kind]()
+        await asyncio.sleep(SLOW_SECONDS)
     return word[::-1]
 
 
@@ -281,7 +157,7 @@ def main() -> None:
     parser.add_argument("--first", action="store_true", help="the first call is the slow one")
     arguments = parser.parse_args()
     kind, slow_call = arguments.kind, 1 if arguments.first else 2
-    tool = search_asynchronously if kind in ASYNCHRONOUS else search
+    tool = search_asynchronously if kind == "async_sleep" else search
     agent.train(arguments, tool_faults.read_a_tool_call, tools=[tool], environment_factory=Sums)
 
 

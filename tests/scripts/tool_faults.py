@@ -2,9 +2,9 @@
 
 Each first completion calls `search`, a tool, and `add`, a method of the environment, as `agent.py` has it.
 `--fault` happens in the `--at`th call of `--place` on rank `--on`, in one attempt, or in each (`--always`).
-With `--prompt TEXT` the tool hangs instead whenever the prompt holds the text. With the fault `outage`, all
-calls of a place fail for `--outage-seconds` from then on. `--draws` lets tool and environment draw random
-numbers. A completion that was shown that the server is away has the reward 0, and is counted in a file.
+With the fault `outage`, all calls of a place fail for `--outage-seconds` from then on. `--draws` lets tool
+and environment draw random numbers. A completion that was shown that the server is away has the reward 0, and
+is counted in a file.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import itertools
 import json
 import os
 import random
-import subprocess
 import time
 from pathlib import Path
 from typing import Any
@@ -25,7 +24,7 @@ import tiny
 RANK = int(os.environ.get("RANK", "0"))
 LONG_SECONDS = 600.0
 AWAY = "away"
-PLACES = ("tool", "boot", "reset", "step", "reward", "close")
+PLACES = ("tool", "reset", "step", "reward")
 counts = {place: itertools.count(1) for place in PLACES}
 chosen: Any = None
 away_until = 0.0
@@ -34,12 +33,6 @@ zeros = 0
 
 def sleep() -> None:
     time.sleep(LONG_SECONDS)  # sleeps
-
-
-def sleep_twice() -> None:
-    chosen.at, chosen.always = chosen.at + 1, True
-    chosen.fault = "sleep"
-    sleep()
 
 
 def loop() -> None:
@@ -57,10 +50,6 @@ def retry() -> None:
 
 def error() -> None:
     raise ConnectionError(AWAY)
-
-
-def own_error() -> None:
-    raise ValueError("there is no such word")
 
 
 def outage() -> None:
@@ -84,48 +73,27 @@ def segfault() -> None:
     ctypes.string_at(0)
 
 
-def slow() -> None:
-    time.sleep(1.5)
-
-
-def child() -> None:
-    subprocess.Popen(["sleep", "60"])
-
-
 FAULTS = {
-    "sleep": sleep, "sleep_twice": sleep_twice, "loop": loop, "retry": retry, "error": error,
-    "c": locked_in_c, "gil": locked_with_gil, "segfault": segfault, "slow": slow, "child": child,
-    "own_error": own_error, "outage": outage,
+    "sleep": sleep, "loop": loop, "retry": retry, "c": locked_in_c, "gil": locked_with_gil,
+    "segfault": segfault, "outage": outage,
 }  # fmt: skip
-RESULTS = {"garbage": object, "big": lambda: "1" * 10_000_000}
 
 
-def visit(place: str) -> Any:
-    """Cause the fault if it is due, and return what takes the place of the result."""
+def visit(place: str) -> None:
+    """Cause the fault if it is due."""
     number = next(counts[place])
     if (place, RANK) != (chosen.place, chosen.on):
-        return None
+        return
     if time.monotonic() < away_until:
         error()
     done = Path("fault_done")
-    if number != chosen.at or chosen.prompt or (done.exists() and not chosen.always):
-        return None
-    done.touch()
-    if chosen.fault in RESULTS:
-        return RESULTS[chosen.fault]()
-    FAULTS[chosen.fault]()
-    return None
+    if number == chosen.at and (chosen.always or not done.exists()):
+        done.touch()
+        FAULTS[chosen.fault]()
 
 
 class Sums(agent.Sums):
     """An environment whose tools add and remember."""
-
-    def __init__(self) -> None:
-        visit("boot")
-        self.total = 0
-
-    def __del__(self) -> None:
-        visit("close")
 
     def reset(self, seed: int | None = None, **row: Any) -> None:
         """Begin a rollout."""
@@ -136,13 +104,14 @@ class Sums(agent.Sums):
             with open(f"seeds-{RANK}", "a") as file:
                 print(seed, file=file)
 
-    def add(self, number: int) -> Any:
+    def add(self, number: int) -> str:
         """Add a number.
 
         Args:
             number: to add.
         """
-        return visit("step") or super().add(number)
+        visit("step")
+        return super().add(number)
 
     def get_reward(self) -> float:
         """Return nothing, at times not at all."""
@@ -150,7 +119,7 @@ class Sums(agent.Sums):
         return 0.5
 
 
-def search(word: str) -> Any:
+def search(word: str) -> str:
     """Look up a word.
 
     Args:
@@ -158,9 +127,8 @@ def search(word: str) -> Any:
     """
     if chosen.draws:
         word += str(random.randrange(1000))
-    if word == "hangs":
-        sleep()
-    return visit("tool") or word[::-1]
+    visit("tool")
+    return word[::-1]
 
 
 def reward(completions: list[Any], **row: Any) -> list[float]:
@@ -179,17 +147,14 @@ def read_a_tool_call(tokenizer: Any, ids: list[int], prefix: Any = None, tools: 
     for call in message.get("tool_calls", ()):
         if call["function"]["name"] == "look_up":
             call["function"]["name"] = "search"
-            if chosen and chosen.prompt and chosen.prompt in tokenizer.decode(prefix or []):
-                call["function"]["arguments"] = {"word": "hangs"}
     return message
 
 
 def main() -> None:
     global chosen
     parser = tiny.rollout_parser(__doc__)
-    parser.add_argument("--fault", choices=[*FAULTS, *RESULTS, "none"], default="none")
+    parser.add_argument("--fault", choices=[*FAULTS, "none"], default="none")
     parser.add_argument("--place", choices=PLACES, default="tool")
-    parser.add_argument("--prompt", default="")
     parser.add_argument("--outage-seconds", type=float, default=5.0)
     parser.add_argument("--draws", action="store_true")
     parser.add_argument("--at", type=int, default=6)

@@ -102,15 +102,6 @@ def test_scancel_leaves_a_checkpoint(slurm: Cluster) -> None:
     _exact(slurm, step)
 
 
-def test_scontrol_requeue_keeps_every_step(slurm: Cluster) -> None:
-    """Slurm requeues whatever the code is; the checkpoint is made within KillWait."""
-    job = _held(slurm, *SIZE, ONE, *TRAIN)
-    job.requeue()
-    step = _stopped(slurm)
-    assert job.ended()["Restarts"] == "1"
-    _exact(slurm, step)
-
-
 @pytest.mark.parametrize("slurm", ["linuxproc"], indirect=True)
 def test_where_slurm_signals_ranks_themselves_the_newest_snapshot_is_kept(slurm: Cluster) -> None:
     """`proctrack/linuxproc` ends the ranks with SIGTERM: nothing newer can be saved, and nothing is wrong."""

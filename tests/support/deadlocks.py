@@ -1,8 +1,6 @@
 """One long run with an injected deadlock every few steps, and one row of results for each.
 
-A fault is addressed by kind, rank, step and phase. Its latency runs from the journal event that the rank
-wrote before the fault to the event of the incident, whose verdict is then on disk; it includes the other
-ranks' way to the deadlock.
+A fault is addressed by kind, rank, step and phase.
 """
 
 from __future__ import annotations
@@ -36,7 +34,6 @@ class Row:
     phase: str
     rank: int
     step: int
-    latency_seconds: float
     detection_seconds: float
     verdict: dict[str, Any]
 
@@ -86,7 +83,6 @@ def campaign(runs: Runs, faults: Sequence[Deadlock], *, ranks: int, name: str) -
                 phase=one.phase,
                 rank=one.rank,
                 step=step,
-                latency_seconds=found[0]["time"] - injected[0]["time"],
                 detection_seconds=found[0]["detection_seconds"],
                 verdict=json.loads((Path(found[0]["incident"]) / "verdict.json").read_text()),
             )

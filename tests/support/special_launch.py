@@ -1,7 +1,5 @@
 """`grpo-run` as some tests need it: python -P tests/support/special_launch.py HOW [ARGUMENTS] launch …
 
-    descriptors NUMBER         with so many descriptors at most, as after `ulimit -n`; the metrics server
-                               closes silent connections after one second, not five
     cgroup FOLDER              in a memory cgroup
     container PRIVATE COMMON   in a mount namespace of its own, where PRIVATE lies at a path that other
                                containers have too
@@ -11,7 +9,7 @@
     bound                      as on a machine whose GPUs are beside the last CPU
     failing                    the supervisor fails in the hang detector once a file `fail` exists
 
-Nothing of grpo-run is imported before descriptors are limited and namespaces entered.
+Nothing of grpo-run is imported before namespaces are entered.
 """
 
 from __future__ import annotations
@@ -19,21 +17,12 @@ from __future__ import annotations
 import ctypes
 import json
 import os
-import resource
 import sys
 from pathlib import Path
 from typing import Any
 
 CLONE_NEWNS = 0x00020000
 MS_BIND, MS_REC, MS_PRIVATE = 4096, 16384, 1 << 18
-
-
-def descriptors(number: str) -> None:
-    """Limit the descriptors of this process and its children."""
-    resource.setrlimit(resource.RLIMIT_NOFILE, (int(number), int(number)))
-    from grpo_run.dashboards.metrics import server
-
-    server.SILENT_SECONDS = 1
 
 
 def cgroup(folder: str) -> None:
@@ -100,9 +89,9 @@ def failing() -> None:
 
 
 if __name__ == "__main__":
-    prepare = {
-        one.__name__: one for one in (descriptors, cgroup, container, patched, fsdp_on_cpu, bound, failing)
-    }[sys.argv[1]]
+    prepare = {one.__name__: one for one in (cgroup, container, patched, fsdp_on_cpu, bound, failing)}[
+        sys.argv[1]
+    ]
     count = prepare.__code__.co_argcount
     prepare(*sys.argv[2 : 2 + count])
     del sys.argv[1 : 2 + count]

@@ -71,23 +71,6 @@ def test_a_file_of_trl_is_planned_by_its_script(
     assert asked == [(f"trl.scripts.{expected}", ["--config", str(file)], 2)]
 
 
-@pytest.mark.parametrize(
-    ("reply", "facts", "expected"),
-    [
-        ({}, {"trainer": "other", "trainer_class": "DPOTrainer"}, "DPOTrainer is not traced"),
-        ({}, {"overridden": ("compute_loss",)}, "has its own compute_loss"),
-        ({"computation": Computation()}, {}, "no configuration of transformers"),
-    ],
-)
-def test_what_is_not_covered_is_refused(
-    reply: dict[str, Any], facts: dict[str, Any], expected: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A figure for another job would be wrong without a word."""
-    _reply(monkeypatch, reply, **facts)
-    with pytest.raises(ConfigError, match=expected):
-        script.read_script("train.py")
-
-
 def test_what_is_not_followed_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     """The prediction is printed, with a note."""
     _reply(monkeypatch, {"own_optimizer": True, "reward_models": True}, generates="script")

@@ -37,8 +37,9 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunDirectory:
 
 
 @pytest.fixture
-def client(run: RunDirectory, tmp_path: Path) -> Iterator[TestClient]:
+def client(run: RunDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[TestClient]:
     """A client of the page."""
+    monkeypatch.setattr(server, "LIST_SECONDS", 0.1)
     listener = open_listener("127.0.0.1:0")
     app = application(RunList(tmp_path / "runs", run), run, TOKEN, listener.accepts_host)
     with listener.socket, TestClient(app, base_url="http://127.0.0.1") as connected:

@@ -56,9 +56,9 @@ def test_silent_connections_do_not_keep_others_out(server: MetricsServer) -> Non
     with contextlib.ExitStack() as stack:
         silent = [stack.enter_context(connection(server)) for _ in range(300)]
         silent[0].sendall(b"GET /metrics HT")
-        time.sleep(0.5)
+        time.sleep(0.2)
         assert len(os.listdir("/proc/self/fd")) <= before + 300 + module.MAX_CONNECTIONS
-        assert threading.active_count() == threads
+        assert threading.active_count() <= threads
         assert status_of(server) == 200
         with contextlib.suppress(ConnectionResetError):  # of a connection with bytes that nobody has read
             assert silent[0].recv(1) == b""
@@ -131,8 +131,8 @@ def test_without_descriptors_a_client_waits_and_the_server_recovers(server: Metr
             client.connect(server.address)
             client.sendall(REQUEST)
             used = time.process_time()
-            time.sleep(1.5)
-            assert time.process_time() - used < 0.75
+            time.sleep(0.5)
+            assert time.process_time() - used < 0.25
         finally:
             for descriptor in taken:
                 os.close(descriptor)

@@ -175,16 +175,18 @@ def test_a_waiter_sleeps(path: Path) -> None:
     here = end(path, 0)
     waiter = threading.Thread(target=here.wait, args=(1, 0, 30.0))
     waiter.start()
-    time.sleep(0.3)
     assert waiter.native_id is not None
 
     def switches() -> list[str]:
         status = Path(f"/proc/self/task/{waiter.native_id}/status").read_text()
         return [line for line in status.splitlines() if "ctxt_switches" in line or line.startswith("State")]
 
-    before = switches()
-    time.sleep(0.5)
-    assert switches() == before
+    deadline, before, after = time.monotonic() + 20.0, [""], [""]
+    while before != after or before == [""]:
+        assert time.monotonic() < deadline
+        before = switches()
+        time.sleep(0.2)
+        after = switches()
     assert any("S (sleeping)" in line for line in before)
     end(path, 1).send(1, Message(1, b""))
     waiter.join(20)

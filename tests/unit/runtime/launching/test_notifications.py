@@ -6,6 +6,7 @@ import socket
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from support.web_hooks import SECRET, receiver
@@ -121,7 +122,7 @@ def test_a_server_that_never_answers_delays_the_end_by_seconds(
     interrupted: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Telling does not wait; the end does, within its bound, and a signal ends that wait too."""
-    monkeypatch.setattr(notifications, "END_SECONDS", 60.0 if interrupted else 1.0)
+    monkeypatch.setattr(notifications, "END_SECONDS", 60.0 if interrupted else 0.2)
     warnings: list[str] = []
     with receiver(silent=True) as server:
         notifier = Notifier(server.url, "", "night")
@@ -137,26 +138,30 @@ def test_a_server_that_never_answers_delays_the_end_by_seconds(
 
 def test_the_heartbeat_follows_commits_once_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:
     """Not while the run stands still, starts again, or has only the steps of an earlier supervisor."""
+    now, looks = 0.0, 0
+
+    def monotonic() -> float:
+        nonlocal looks
+        looks += 1
+        return now
+
     monkeypatch.setattr(notifications, "POLL_SECONDS", 0.01)
-    monkeypatch.setattr(notifications, "MINUTE_SECONDS", 0.5)
+    monkeypatch.setattr(notifications, "time", SimpleNamespace(monotonic=monotonic))
     history = History(attempts=1, committed_in_attempt=7)
     with receiver() as server:
         notifier = Notifier("", server.url, "night")
         notifier.start(history, pytest.fail)
-        time.sleep(0.2)
-        assert server.pings == []
-        history.attempts, history.committed_in_attempt = 2, 0
-        time.sleep(0.2)
-        assert server.pings == []
-        began = time.monotonic()
-        while (took := time.monotonic() - began) < 1.2:
-            history.committed_in_attempt += 1
-            time.sleep(0.005)
-        time.sleep(0.6)
-        pings = len(server.pings)
-        assert 1 <= pings <= 2 + took / 0.5
-        time.sleep(0.6)
-        assert len(server.pings) == pings, "the run stands still"
+
+        def pings(at: float, attempts: int, committed: int) -> int:
+            nonlocal now
+            now, history.attempts, history.committed_in_attempt = at, attempts, committed
+            enough = looks + 2  # the first began after the change, and has ended
+            eventually(lambda: looks >= enough)
+            return len(server.pings)
+
+        assert [pings(0.0, 1, 7), pings(1.0, 2, 0)] == [0, 0]
+        assert [pings(2.0, 2, 1), pings(3.0, 2, 2), pings(61.9, 2, 3), pings(62.0, 2, 3)] == [1, 1, 1, 2]
+        assert [pings(500.0, 2, 3), pings(501.0, 3, 0), pings(502.0, 3, 1)] == [2, 2, 3]
         notifier.tell("Finished.")
         notifier.end()
     assert set(server.pings) == {f"/{SECRET}"}

@@ -38,6 +38,7 @@ def test_a_handler_that_has_met_shows_its_members() -> None:
     handler.shutdown()
 
 
+@pytest.mark.full
 def test_what_is_written_into_the_state_reaches_all_hosts() -> None:
     """torch drops a host that is declared lost at once, and keeps what it does not know when it writes."""
     parameters = RendezvousParameters(

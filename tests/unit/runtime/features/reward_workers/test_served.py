@@ -132,6 +132,7 @@ def test_a_function_that_raises_on_one_sample_loses_that_one_only(rank: Rank) ->
     assert failures(values) == {2: "exception"}
     assert [value for value in values if not isinstance(value, Failed)] == [1.0, 2.0, 4.0, 5.0]
     assert rank.extra == [("answers", ["a", "b", None, "d", "e"])]
+    assert rank.metrics == [("parts", 1.0)] * 2
     (event,) = rank.events
     assert (event["rank"], event["step"], event["masked"], event["batch"]) == (0, 7, 1, 5)
     assert event["samples"][0]["index"] == 2
@@ -210,17 +211,18 @@ def test_a_function_of_whole_batches_is_not_called_with_a_part(rank: Rank) -> No
 
 def test_draws_continue_as_if_the_function_had_run_in_the_rank(rank: Rank) -> None:
     def draws(prompts: list[str], **columns: Any) -> list[float]:
-        return [random.random() + float(torch.rand(())) for _ in prompts]
+        return [random.random() + np.random.rand() + float(torch.rand(())) for _ in prompts]
 
     def seed() -> None:
         random.seed(5)
+        np.random.seed(5)
         torch.manual_seed(5)
 
     wrapped = rank.wrap(draws)
     seed()
-    expected = [*draws(PROMPTS), random.random(), float(torch.rand(()))]
+    expected = [*draws(PROMPTS), random.random(), np.random.rand(), float(torch.rand(()))]
     seed()
-    assert [*rank.score(wrapped), random.random(), float(torch.rand(()))] == expected
+    assert [*rank.score(wrapped), random.random(), np.random.rand(), float(torch.rand(()))] == expected
 
 
 def test_the_history_of_logs_does_not_travel(rank: Rank) -> None:

@@ -207,30 +207,33 @@ def test_memory_is_allocated_in_advance(tmp_path: Path, monkeypatch: pytest.Monk
     assert not (tmp_path / "spare/other.pt").exists()
 
 
+WEIGHTS = {
+    "scalar": {"scalar": torch.tensor(1.5), "empty": torch.empty(0), "shaped": torch.ones(2, 3)},
+    "names": {'a"b\\': torch.ones(1), "ä": torch.ones(2), "\U0001f600": torch.ones(3), "": torch.ones(1)},
+    "types": {
+        f"{name}.{dtype}": torch.arange(size * 8, dtype=torch.uint8).view(torch.uint8)[: size * 8].to(dtype)
+        if dtype != torch.bool
+        else torch.ones(size, dtype=torch.bool)
+        for dtype in DTYPES
+        for name, size in (("b", 1), ("a", 7))
+    },
+    "views": {"view": BASE[10:20], "parameter": torch.nn.Parameter(torch.ones(3))},
+    "large": {"large": torch.arange(6_000_000), "small": torch.ones(1)},
+}
+
+
 @pytest.mark.parametrize(
-    "tensors",
+    ("kind", "metadata"),
     [
-        {"scalar": torch.tensor(1.5), "empty": torch.empty(0), "shaped": torch.ones(2, 3)},
-        {'a"b\\': torch.ones(1), "ä": torch.ones(2), "\U0001f600": torch.ones(3), "": torch.ones(1)},
-        {
-            f"{name}.{dtype}": torch.arange(size * 8, dtype=torch.uint8)
-            .view(torch.uint8)[: size * 8]
-            .to(dtype)
-            if dtype != torch.bool
-            else torch.ones(size, dtype=torch.bool)
-            for dtype in DTYPES
-            for name, size in (("b", 1), ("a", 7))
-        },
-        {"view": BASE[10:20], "parameter": torch.nn.Parameter(torch.ones(3))},
-        {"large": torch.arange(6_000_000), "small": torch.ones(1)},
+        *((kind, None) for kind in WEIGHTS),
+        *(("scalar", metadata) for metadata in ({}, {"format": "pt"}, {'né"': "\n"})),
     ],
-    ids=["scalar", "names", "types", "views", "large"],
 )
-@pytest.mark.parametrize("metadata", [None, {}, {"format": "pt"}, {'né"': "\n"}])
 def test_weights_are_written_as_safetensors_writes_them(
-    folder: Path, spare: Path, tensors: dict[str, torch.Tensor], metadata: dict[str, str] | None
+    folder: Path, spare: Path, kind: str, metadata: dict[str, str] | None
 ) -> None:
     """Order, padding and escapes are equal."""
+    tensors = WEIGHTS[kind]
     with reuse_files(folder, spare):
         safetensors.torch.save_file(tensors, folder / "model.safetensors", metadata)
     assert not (spare / "model.safetensors").exists()

@@ -192,15 +192,14 @@ def test_a_thread_in_a_vote_is_reported_as_waiting(ranks: Ranks) -> None:
     thread = ranks.run(lambda: ranks.groups[0].maximum(1))
     ranks.wait_until_blocked(0)
     ident = str(thread.ident)
-    deadline = time.monotonic() + SECONDS
-    while ident not in (first := report_threads(ranks.recorders[0])).waiting:
-        assert time.monotonic() < deadline, first
-    time.sleep(0.2)
-    first = report_threads(ranks.recorders[0])
-    time.sleep(0.3)
-    again = report_threads(ranks.recorders[0])
-    assert first.waiting[ident] == again.waiting[ident] > 0
-    assert again.issued == {"grpo_run/vote": 1}
+    deadline, first, again = time.monotonic() + SECONDS, None, -1
+    while first != again:
+        assert time.monotonic() < deadline
+        first = report_threads(ranks.recorders[0]).waiting.get(ident)
+        time.sleep(0.1)
+        again = (found := report_threads(ranks.recorders[0])).waiting.get(ident, -1)
+    assert again > 0
+    assert found.issued == {"grpo_run/vote": 1}
     ranks.groups[1].maximum(1)
     thread.join(SECONDS)
     assert ident not in report_threads(ranks.recorders[0]).waiting
