@@ -58,13 +58,15 @@ def main(arguments: Sequence[str]) -> int:
         epilog="Keys: arrows choose a run or rank, s reads the stacks of the chosen rank, h helps, q quits.",
     )
     parser.add_run("run directory, run id or folder of runs")
-    parser.add_argument("--once", action="store_true", help="print one frame and exit")
+    parser.add_argument(
+        "--once", action="store_true", help="print one frame and exit, as into a pipe or file"
+    )
     options = parser.parse_args(arguments)
 
     from grpo_run.dashboards.live.feed import RunFeed, RunList, key_of
 
     root, run, _ = find(options.run)
-    if options.once:
+    if options.once or not sys.stdout.isatty():
         feed = RunFeed(run)
         feed.read()
         print_once(feed.shown)
