@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from grpo_run.cli.command_parser import CommandParser
 from grpo_run.dashboards.run_facts import memory_of
 from grpo_run.runtime.catalog import find_run
+from grpo_run.runtime.checkpoints.manifest import read_manifest
+from grpo_run.runtime.errors import CheckpointError
 from grpo_run.runtime.history.status import RunStatus
 from grpo_run.runtime.launching.reading import run_reader
 from grpo_run.watchdog.text import duration_text, place_name, size_text, step_time_text
@@ -87,10 +91,19 @@ def _checkpoint(status: RunStatus) -> str:
     """The newest checkpoint of the run, or what is said instead of it."""
     newest = status.history.checkpoint
     if newest is not None:
-        return f"step {newest.step}, {'verified' if newest.verified else 'not verified'}, {newest.path}"
+        verified = "verified" if newest.verified else "not verified"
+        return f"step {newest.step}, {verified}, {newest.path}{_taken_by(newest.path, status.run_id)}"
     if status.history.no_trainer.seen:
         return "none: nothing is saved"
     return "none yet" if status.history.exit_code is None else "none"
+
+
+def _taken_by(path: str, run_id: str) -> str:
+    """That another run has a checkpoint of its own there by now, as a clause; empty if not, or unknown."""
+    with contextlib.suppress(CheckpointError):
+        if (owner := read_manifest(Path(path)).run_id) != run_id:
+            return f", where run {owner} has one of its own by now"
+    return ""
 
 
 def _memory(status: RunStatus) -> str:
