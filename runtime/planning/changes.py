@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from grpo_run.runtime.errors import ConfigError
-from grpo_run.runtime.planning.job import MAX_ROWS, NAMED_OPTIMIZERS, Job
+from grpo_run.runtime.planning.job import NAMED_OPTIMIZERS, Job
 from grpo_run.runtime.planning.model_config import default_attention
 from grpo_run.runtime.planning.prediction import Prediction, Predictor
 
@@ -120,17 +120,19 @@ def try_changes(predictor: Predictor, before: Prediction) -> list[ChangeOutcome]
 
 PREDICTIONS = 3
 """Of sizes that may be the largest; one is usually right."""
+MOST_ROWS = 1024
+"""A larger micro-batch is not looked for: nobody needs it, and losses that go row by row take minutes."""
 
 
 def largest_batch(predictor: Predictor, found: Prediction) -> int | None:
-    """Return the most rows of a micro-batch that fit; None if none does, or no GPU is known.
+    """Return the most rows of a micro-batch that fit, up to `MOST_ROWS`; None without any or without a GPU.
 
     A phase grows linearly with the rows, in pieces: what follows from two predictions is predicted itself,
     and corrected if it does not fit. The rollout of all ranks has whole groups of `num_generations`, as TRL
     demands.
     """
     job, gpu_bytes = found.job, predictor.gpu_bytes
-    if gpu_bytes is None or 2 * job.batch > MAX_ROWS:
+    if gpu_bytes is None or 2 * job.batch > MOST_ROWS:
         return None
     unit = job.num_generations // math.gcd(job.num_generations, job.ranks * job.rollout_batches) or 1
     other = predictor.predict(replace(job, batch=2 * job.batch))
@@ -148,7 +150,7 @@ def largest_batch(predictor: Predictor, found: Prediction) -> int | None:
 
 def _rows_that_fit(found: Prediction, other: Prediction, gpu_bytes: int) -> float:
     """Return the rows at which the first phase needs the whole GPU, on lines through two predictions."""
-    most = float(MAX_ROWS)
+    most = float(MOST_ROWS)
     for phase, memory in found.phases.items():
         grown = other.phases[phase].high_bytes - memory.high_bytes
         per_row = grown / (other.job.batch - found.job.batch)
