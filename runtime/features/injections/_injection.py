@@ -29,9 +29,12 @@ MIN_SECONDS, MAX_SECONDS = 0.001, 7 * 86_400.0
 
 
 def help_text() -> str:
-    """Return the text of `--inject help`: one line per kind, with its default phase."""
+    """Return the text of `--inject help`: the grammar, and one line per kind, with its default phase."""
     width = max(map(len, KINDS))
-    return "\n".join(f"{name:<{width}}  {kind.sentence} ({kind.phase.name})" for name, kind in KINDS.items())
+    lines = (f"{name:<{width}}  {kind.sentence} ({kind.phase.name})" for name, kind in KINDS.items())
+    return "\n".join(
+        [f"{GRAMMAR}, and for oom [:rows=N] or [:tokens=N]; the usual phase is in brackets:", *lines]
+    )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

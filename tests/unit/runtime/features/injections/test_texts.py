@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from grpo_run.runtime.errors import ConfigError
 from grpo_run.runtime.features.injections._faults import KINDS, MEMORY_PHASES
 from grpo_run.runtime.features.injections._injection import (
+    GRAMMAR,
     MAX_STEP,
     TOKEN_PHASES,
     Injection,
@@ -63,7 +64,8 @@ def test_canonical_text_is_parsed_to_the_same_injection(
 
 def test_the_help_has_one_line_per_kind() -> None:
     """A line has the kind's sentence and default phase."""
-    lines = help_text().splitlines()
+    usage, *lines = help_text().splitlines()
+    assert usage.startswith(GRAMMAR)
     assert [line.split()[0] for line in lines] == list(KINDS)
     for line, kind in zip(lines, KINDS.values(), strict=True):
         assert len(kind.sentence.split()) >= 3
