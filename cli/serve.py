@@ -22,7 +22,7 @@ def main(arguments: Sequence[str]) -> int:
     """Serve until interrupted; returns 0."""
     parser = CommandParser(
         prog="grpo-run serve",
-        description="Serve a live page of a run: verdict, ranks, curves, memory, incidents, checkpoints.",
+        description="Serve a live page of all runs: verdict, ranks, curves, memory, incidents, checkpoints.",
         epilog=(
             "The address has a token, which is kept in ~/.local/state/grpo-run/serve.token. On another"
             " machine, forward the port: `ssh -L 9480:127.0.0.1:9480 HOST`."

@@ -1,5 +1,5 @@
 """The command line of `grpo-run launch`, and what it shows.
 
 `options.py` makes the parser of the declared options, `command.py` turns the words of a command into a
-`RunRequest`, and `display.py` shows the run. Called by `cli/launch.py`. Decides nothing about the run.
+`RunRequest`, and `_display.py` shows the run. Called by `cli/launch.py`. Decides nothing about the run.
 """
