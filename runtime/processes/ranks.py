@@ -27,10 +27,8 @@ KILL_DEADLINE_SECONDS = 10.0
 """How long a process may take to exit after SIGKILL."""
 LOST_EXIT_CODE = 255
 """What multiprocessing returns for a child whose forkserver has ended before it could report an exit code."""
-SERVER_END_SECONDS = 1.0
-"""How long a forkserver may take to end after the kernel has killed its children for its end. On a loaded
-machine, 0.1 s was too short. A rank that exits with this code itself is reported so much later.
-"""
+SERVER_END_SECONDS = 0.1
+"""How long a forkserver may take to end after the kernel has killed its children for its end."""
 RETRY_SECONDS = 30.0
 """How long to try to start a rank while the machine lacks something."""
 RETRY_EVERY_SECONDS = 1.0

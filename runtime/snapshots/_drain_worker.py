@@ -240,6 +240,7 @@ class DrainProcess:
         self._preloaded = preloaded
         self._process: Any = None
         self._connection: Connection | None = None
+        self._ended_server: int | None = None
 
     @property
     def pid(self) -> int | None:
@@ -288,6 +289,12 @@ class DrainProcess:
         self._connection, theirs = context.Pipe()
         parent = process_names.forkserver_pid() if self._preloaded else os.getpid()
         if self._preloaded:
+            if self._ended_server != parent and forkserver.server_end(0.0) is not None:
+                # multiprocessing would start another one, and wait for its imports; if ranks are left, they
+                # have died with it, and that is to be seen first
+                self._ended_server = parent
+                theirs.close()
+                raise OSError("the forkserver has ended")
             forkserver.continue_server()
         with theirs, process_names.hidden_main():
             process = context.Process(

@@ -6,7 +6,9 @@ import os
 import threading
 from collections.abc import Iterator
 from multiprocessing import Pipe
+from multiprocessing.connection import Connection
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,8 +22,9 @@ from grpo_run.runtime.snapshots._drain_messages import (
     DrainPublished,
     DrainRequest,
 )
-from grpo_run.runtime.snapshots._drain_worker import serve
+from grpo_run.runtime.snapshots._drain_worker import DrainProcess, serve
 from grpo_run.runtime.snapshots.area import StagingArea
+from grpo_run.watchdog.observation import ProcessEnd
 
 
 @pytest.fixture
@@ -86,3 +89,39 @@ def test_what_was_taken_before_the_run_went_on_without_this_host_is_not_written(
     connection.send(DrainRequest(slot=0))
     assert connection.poll(10.0)
     assert isinstance(connection.recv(), DrainPublished | DrainProgress)
+
+
+def test_no_forkserver_is_started_in_place_of_one_that_has_just_ended(
+    staging: StagingArea, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That takes seconds, in which the end of the ranks that have died with it would not be seen. It is
+    started when the drain is tried again: a run that has trained needs it for its last checkpoint.
+    """
+    started: list[int] = []
+    context = Context()
+    monkeypatch.setattr(drain_worker.process_names, "forkserver_pid", lambda: 7)
+    monkeypatch.setattr(
+        drain_worker.forkserver, "server_end", lambda timeout: ProcessEnd(exit_code=None, signal=9)
+    )
+    monkeypatch.setattr(drain_worker.forkserver, "continue_server", lambda: started.append(1))
+    monkeypatch.setattr(drain_worker.multiprocessing, "get_context", lambda method: context)
+    worker = DrainProcess(staging.path, preloaded=True)
+    with pytest.raises(OSError, match="the forkserver has ended"):
+        worker.send(DrainRequest(slot=0))
+    assert (worker.pid, started) == (None, [])
+    worker.send(DrainRequest(slot=0))
+    assert (worker.pid, started) == (8, [1])
+
+
+class Context:
+    """Multiprocessing, with a process that reads nothing."""
+
+    def Pipe(self) -> Any:
+        """A real pipe, of which the process keeps an end."""
+        mine, theirs = Pipe()
+        self.kept = Connection(os.dup(theirs.fileno()))
+        return mine, theirs
+
+    def Process(self, **_: Any) -> Any:
+        """A process that lives."""
+        return SimpleNamespace(pid=8, start=lambda: None, is_alive=lambda: True)
