@@ -16,6 +16,7 @@ from __future__ import annotations
 import errno
 import json
 import multiprocessing
+import multiprocessing.forkserver
 import os
 import shutil
 import time
@@ -240,12 +241,18 @@ class DrainProcess:
         self._preloaded = preloaded
         self._process: Any = None
         self._connection: Connection | None = None
-        self._ended_server: int | None = None
 
     @property
     def pid(self) -> int | None:
         """The process id, or None if it was not started."""
         return None if self._process is None else int(self._process.pid)
+
+    @property
+    def server_has_ended(self) -> bool:
+        """Whether the forkserver has ended, with all ranks that it had started. A start of the process
+        waits for the imports of another one then.
+        """
+        return self._preloaded and forkserver.server_end(0.0) is not None
 
     def send(self, request: DrainRequest) -> None:
         """Send a request, starting the process if it is not alive.
@@ -287,15 +294,11 @@ class DrainProcess:
     def _start(self) -> None:
         context: Any = multiprocessing.get_context("forkserver" if self._preloaded else "spawn")
         self._connection, theirs = context.Pipe()
-        parent = process_names.forkserver_pid() if self._preloaded else os.getpid()
         if self._preloaded:
-            if self._ended_server != parent and forkserver.server_end(0.0) is not None:
-                # multiprocessing would start another one, and wait for its imports; if ranks are left, they
-                # have died with it, and that is to be seen first
-                self._ended_server = parent
-                theirs.close()
-                raise OSError("the forkserver has ended")
             forkserver.continue_server()
+            with process_names.hidden_main():
+                multiprocessing.forkserver.ensure_running()  # the process dies with this one
+        parent = process_names.forkserver_pid() if self._preloaded else os.getpid()
         with theirs, process_names.hidden_main():
             process = context.Process(
                 target=serve, args=(str(self._staging_path), theirs, parent), daemon=True

@@ -127,7 +127,8 @@ class DrainScheduler:
             newest_first=self._resumed is not None,
             overdue=self.memory_is_short or now - self._durable_at >= DURABLE_SECONDS,
         )
-        if due is not None:
+        # else the ranks' end is to be seen first
+        if due is not None and not self.worker.server_has_ended:
             self._requests.send(*due)
 
     def prepare_attempt(

@@ -24,7 +24,6 @@ from grpo_run.runtime.snapshots._drain_messages import (
 )
 from grpo_run.runtime.snapshots._drain_worker import DrainProcess, serve
 from grpo_run.runtime.snapshots.area import StagingArea
-from grpo_run.watchdog.observation import ProcessEnd
 
 
 @pytest.fixture
@@ -91,26 +90,18 @@ def test_what_was_taken_before_the_run_went_on_without_this_host_is_not_written(
     assert isinstance(connection.recv(), DrainPublished | DrainProgress)
 
 
-def test_no_forkserver_is_started_in_place_of_one_that_has_just_ended(
+def test_the_worker_dies_with_the_forkserver_that_it_is_forked_from(
     staging: StagingArea, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """That takes seconds, in which the end of the ranks that have died with it would not be seen. It is
-    started when the drain is tried again: a run that has trained needs it for its last checkpoint.
-    """
-    started: list[int] = []
-    context = Context()
-    monkeypatch.setattr(drain_worker.process_names, "forkserver_pid", lambda: 7)
-    monkeypatch.setattr(
-        drain_worker.forkserver, "server_end", lambda timeout: ProcessEnd(exit_code=None, signal=9)
-    )
-    monkeypatch.setattr(drain_worker.forkserver, "continue_server", lambda: started.append(1))
-    monkeypatch.setattr(drain_worker.multiprocessing, "get_context", lambda method: context)
+    """It may be another one than before: the last one was killed."""
+    servers, context = [7], Context()
+    names, module = drain_worker.process_names, drain_worker.multiprocessing
+    monkeypatch.setattr(names, "forkserver_pid", lambda: servers[-1])
+    monkeypatch.setattr(module.forkserver, "ensure_running", lambda: servers.append(9))
+    monkeypatch.setattr(module, "get_context", lambda method: context)
     worker = DrainProcess(staging.path, preloaded=True)
-    with pytest.raises(OSError, match="the forkserver has ended"):
-        worker.send(DrainRequest(slot=0))
-    assert (worker.pid, started) == (None, [])
     worker.send(DrainRequest(slot=0))
-    assert (worker.pid, started) == (8, [1])
+    assert (worker.pid, context.parent) == (8, 9)
 
 
 class Context:
@@ -122,6 +113,7 @@ class Context:
         self.kept = Connection(os.dup(theirs.fileno()))
         return mine, theirs
 
-    def Process(self, **_: Any) -> Any:
+    def Process(self, args: Any, **_: Any) -> Any:
         """A process that lives."""
+        *_, self.parent = args
         return SimpleNamespace(pid=8, start=lambda: None, is_alive=lambda: True)

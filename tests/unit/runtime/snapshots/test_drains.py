@@ -15,6 +15,7 @@ from grpo_run.runtime.event import Event
 from grpo_run.runtime.snapshots._drain_messages import DrainProgress
 from grpo_run.runtime.snapshots._drain_policy import within_limits
 from grpo_run.runtime.snapshots._drain_requests import STALL_SECONDS
+from grpo_run.runtime.snapshots._drain_worker import DrainProcess
 from grpo_run.runtime.snapshots.drain_scheduler import DrainScheduler
 from grpo_run.runtime.snapshots.slot import StagingSlot
 from grpo_run.watchdog.causes import Cause
@@ -49,6 +50,23 @@ def test_ranks_see_trouble_after_it_is_in_the_journal(world: World) -> None:
     world.poll(times=2)
     assert seen == [None]
     assert world.trouble is Cause.disk_full
+
+
+@pytest.mark.parametrize("ranks_run", [True, False])
+def test_no_worker_is_started_with_another_forkserver_before_the_ranks_end_is_seen(
+    ranks_run: bool, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They have died with the last one, and the start of another takes seconds. A drain after their end
+    starts it: the last checkpoint needs it.
+    """
+    monkeypatch.setattr(DrainProcess, "server_has_ended", True)
+    world.replies = world.drain
+    world.take(0, 5)
+    if ranks_run:
+        world.poll(times=5)
+    else:
+        world.scheduler.flush(newest_only=False)
+    assert (len(world.requests), world.durable) == ((0, []) if ranks_run else (1, ["checkpoint-5"]))
 
 
 def test_flushing_waits_while_the_disk_makes_progress(world: World) -> None:
