@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from grpo_run.cli.planning.report import PlanReport
 from grpo_run.cli.text import print_paragraph, print_table
-from grpo_run.runtime.planning.changes import MOST_ROWS, ChangeOutcome
+from grpo_run.runtime.planning.changes import MOST_ROWS, ChangeOutcome, rows_of_unit
 from grpo_run.runtime.planning.job import KINDS, NAMED_OPTIMIZERS
 
 _GIB = 1 << 30
@@ -144,7 +144,7 @@ def sentences(report: PlanReport) -> Iterator[str]:
     if report.largest_batch is not None:
         group = job.num_generations
         whole = f", so that a rollout has whole groups of num_generations={group}" if group > 1 else ""
-        more = " or more" if report.largest_batch + group > MOST_ROWS else ""
+        more = " or more" if report.largest_batch + rows_of_unit(job) > MOST_ROWS else ""
         yield f"Largest micro-batch at these lengths: {report.largest_batch} rows{more}{whole}."
     if modelled := NAMED_OPTIMIZERS.get(job.optimizer):
         yield (

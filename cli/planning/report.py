@@ -25,7 +25,8 @@ class PlanReport:
         gpu_bytes: memory of the GPU, if it is known.
         prediction: for the job as it is described.
         changes: predicted again, the best first.
-        largest_batch: rows of the largest micro-batch that fits; None if none does or no GPU is known.
+        largest_batch: rows of the largest micro-batch that fits; None if none does, if the job's own
+            is larger than is looked for, or if no GPU is known.
         notes: what of the script or recipe is not followed, a sentence each.
     """
 

@@ -134,7 +134,7 @@ def largest_batch(predictor: Predictor, found: Prediction) -> int | None:
     job, gpu_bytes = found.job, predictor.gpu_bytes
     if gpu_bytes is None or 2 * job.batch > MOST_ROWS:
         return None
-    unit = job.num_generations // math.gcd(job.num_generations, job.ranks * job.rollout_batches) or 1
+    unit = rows_of_unit(job)
     other = predictor.predict(replace(job, batch=2 * job.batch))
     for _ in range(PREDICTIONS):
         rows = int(_rows_that_fit(found, other, gpu_bytes) // unit) * unit
@@ -146,6 +146,11 @@ def largest_batch(predictor: Predictor, found: Prediction) -> int | None:
         if other.high_bytes <= gpu_bytes:
             return rows
     return None
+
+
+def rows_of_unit(job: Job) -> int:
+    """Return by how many rows a micro-batch grows, so that the rollout of all ranks has whole groups."""
+    return job.num_generations // math.gcd(job.num_generations, job.ranks * job.rollout_batches) or 1
 
 
 def _rows_that_fit(found: Prediction, other: Prediction, gpu_bytes: int) -> float:
