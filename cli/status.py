@@ -92,7 +92,9 @@ def _checkpoint(status: RunStatus) -> str:
     newest = status.history.checkpoint
     if newest is not None:
         verified = "verified" if newest.verified else "not verified"
-        return f"step {newest.step}, {verified}, {newest.path}{_taken_by(newest.path, status.run_id)}"
+        ended = status.history.exit_code is not None
+        owner = _taken_by(newest.path, status.run_id) if ended else ""
+        return f"step {newest.step}, {verified}, {newest.path}{owner}"
     if status.history.no_trainer.seen:
         return "none: nothing is saved"
     return "none yet" if status.history.exit_code is None else "none"
