@@ -94,13 +94,6 @@ class StandIn:
         status, answer = self.ask("/stand_in", changes)
         assert status == 200, answer
 
-    def engine_pid(self) -> int:
-        """Return the pid of the engine process."""
-        import psutil
-
-        (child,) = psutil.Process(self.process.pid).children()
-        return int(child.pid)
-
     def close(self) -> None:
         """Kill both processes."""
         with contextlib.suppress(ProcessLookupError):
