@@ -3,7 +3,8 @@
 Two runs of one script take turns, on two ranks with the same schedule of kills. One begins with a log history
 of 100 entries, the other with as many as after a long training. Of each, the time that snapshots block the
 ranks comes from the journal, and the time from a SIGKILL until every rank has completed a step in a new
-process from the step log. The first snapshot of a run is shown apart.
+process from the step log. The first snapshot of a run, which has no files in memory to write over, is shown
+apart.
 """
 
 from __future__ import annotations

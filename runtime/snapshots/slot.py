@@ -152,7 +152,7 @@ class StagingSlot:
             raise BrokenSnapshotError(f"{error.filename} cannot be read: {error.strerror}") from error
 
     def checkpoint_bytes(self, staged: StagedSnapshot) -> int:
-        """Return how large the checkpoint of the snapshot in this slot is on disk at most."""
+        """Return about how large the checkpoint of the snapshot in this slot is on disk."""
         files = sizes(self.files / staged.folder)
         return sum(files.values()) + files.get(TRAINER_STATE, 0)  # for its line breaks
 

@@ -128,7 +128,8 @@ def frozen_deadline_seconds(durations: Durations | None, settings: DeadlineSetti
     The durations that the phase has shown do not count: while it ran, the heartbeat did too.
 
     Args:
-        durations: observations of the rank's innermost phase; None without any.
+        durations: observations of the rank's innermost phase; None without any, or if a signal has stopped
+            the rank.
     """
     return max(settings.frozen_limit_seconds, _after_an_end(durations, settings))
 
