@@ -93,9 +93,9 @@ def test_wait_asks_again_after_a_recovery(run: RunDirectory, here: Path, capsys:
 def test_wait_exits_with_1_after_its_time(run: RunDirectory, capsys: Captured) -> None:
     """With the reason, if the journal has one."""
     writer = Writer(run, {"event": "checkpoint_failed", "reason": "the disk is full"})
-    assert main(["save", "night", "--wait", "2"]) == 1
+    assert main(["save", "night", "--wait", "1"]) == 1
     writer.join()
-    assert capsys.readouterr().out == "no checkpoint is on disk 2 s after the request: the disk is full\n"
+    assert capsys.readouterr().out == "no checkpoint is on disk 1 s after the request: the disk is full\n"
 
 
 def test_wait_ends_with_the_run(run: RunDirectory, owned: int, capsys: Captured) -> None:
