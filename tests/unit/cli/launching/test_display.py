@@ -67,7 +67,7 @@ def test_metrics_that_are_open_to_the_network_are_warned_of(
     assert [("can be read from the network" in line) for line in warnings] == [True] * warned
 
 
-@pytest.mark.parametrize(("left_seconds", "waits"), [(1.0, True), (-1.0, False)])
+@pytest.mark.parametrize(("left_seconds", "waits"), [(2.5, True), (-1.0, False)])
 def test_a_stopped_run_stays_for_a_scraper_within_its_time(
     here: Path, left_seconds: float, waits: bool, capsys: pytest.CaptureFixture[str]
 ) -> None:
